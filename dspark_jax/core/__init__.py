@@ -1,0 +1,1 @@
+"""Array types and the device mesh."""

@@ -1,0 +1,1 @@
+"""Chat data: prompts, templates, token pipelines."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: draft, schedule, verify, commit."""

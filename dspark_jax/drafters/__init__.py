@@ -1,0 +1,1 @@
+"""Drafters behind one protocol; none knows a target family."""

@@ -1,0 +1,1 @@
+"""The serving engine and its OpenAI-compatible server."""

@@ -1,0 +1,1 @@
+"""Pallas kernels; each has a slow twin in ops."""

@@ -1,0 +1,1 @@
+"""Mathematics with parameters: layers, the one transformer block, its cache."""

@@ -1,0 +1,1 @@
+"""Frozen target models, one file per family."""

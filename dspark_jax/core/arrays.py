@@ -1,0 +1,24 @@
+"""Array types of the package and the one key to the dimension letters used in names.
+
+| letter | dimension                    | letter | dimension                          |
+| ------ | ---------------------------- | ------ | ---------------------------------- |
+| B      | batch: rows, live requests   | H      | query heads                        |
+| T      | tokens                       | J      | key/value heads                    |
+| S      | cached positions             | C      | head dimension                     |
+| A      | anchors                      | V      | vocabulary                         |
+| K      | draft block (gamma)          | R      | Markov rank                        |
+| N      | verified tokens, K + 1       | M      | tapped target layers               |
+| D      | model width                  | E      | tapped features, M * D             |
+| F      | feed-forward width           | L      | layers                             |
+
+`hidden_BTD` is a [batch, tokens, width] array. Annotations are checked by beartype in tests and erased in production.
+"""
+
+import jax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+__all__ = ["Array", "Bool", "DType", "Float", "Int", "Key", "Keys"]
+
+DType = jax.typing.DTypeLike
+Keys = Key[Array, "B"]
+"""One typed PRNG key for each row of a batch."""

@@ -1,0 +1,56 @@
+"""The device mesh, and the one table from logical axis names to mesh axes."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+Module = TypeVar("Module", bound=nnx.Module)
+MESH_AXES = ("data", "fsdp", "tensor")
+
+RULES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),
+    "model": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "ffw": "tensor",
+    "features": None,
+    "head_dim": None,
+    "rank": None,
+    "pair": None,
+    "slot": None,
+}
+"""Logical axis -> mesh axis. Model code names the left side only; `None` is replicated."""
+
+
+def make_mesh(*, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A (data, fsdp, tensor) mesh over `devices` (all of them by default); data takes what the others leave.
+
+    Raises ValueError when fsdp * tensor does not divide the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    if len(devices) % (fsdp * tensor):
+        raise ValueError(
+            f"mesh: fsdp={fsdp} x tensor={tensor} does not divide {len(devices)} devices; "
+            "choose factors whose product does"
+        )
+    shape = (len(devices) // (fsdp * tensor), fsdp, tensor)
+    return Mesh(np.asarray(devices).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
+    """Sharding of an array whose dimensions carry these logical names (None: replicated)."""
+    return NamedSharding(mesh, PartitionSpec(*(RULES[axis] if axis else None for axis in axes)))
+
+
+def module_shardings(mesh: Mesh, module: Module) -> Module:
+    """The module with every parameter replaced by the sharding its `axes` metadata asks for."""
+
+    def one(param: nnx.Variable) -> nnx.Variable:
+        return param.replace(sharding(mesh, *param.get_metadata()["axes"]))
+
+    return jax.tree.map(one, module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))

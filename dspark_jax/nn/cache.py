@@ -1,0 +1,39 @@
+"""Key/value cache: explicit state, one pair of arrays a layer, updated in place by a caller that donates it."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.nn.block import LayerSpec
+
+
+@struct.dataclass
+class KVCache:
+    """Keys and values of every layer, each [B, J, S, C]. Positions nobody committed hold scratch."""
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+
+
+def init_cache(layers: Sequence[LayerSpec], batch: int, span: int, dtype: DType) -> KVCache:
+    """Zeros for `batch` rows of `span` positions."""
+
+    def zeros() -> tuple[Array, ...]:
+        return tuple(jnp.zeros((batch, spec.kv_heads, span, spec.head_dim), dtype) for spec in layers)
+
+    return KVCache(keys=zeros(), values=zeros())
+
+
+def write(
+    cache_BJSC: Float[Array, "B J S C"], new_BJTC: Float[Array, "B J T C"], start_B: Int[Array, "B"]
+) -> Float[Array, "B J S C"]:
+    """Row b's new entries at positions start_B[b]..start_B[b]+T-1. The caller keeps start + T <= S."""
+
+    def row(cache: Array, new: Array, start: Array) -> Array:
+        return lax.dynamic_update_slice(cache, new, (0, start, 0))
+
+    return jax.vmap(row)(cache_BJSC, new_BJTC.astype(cache_BJSC.dtype), start_B)

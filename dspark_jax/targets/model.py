@@ -1,0 +1,94 @@
+"""A frozen decoder-only target: embedding, blocks, norm, LM head, with tapped hidden states."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx, struct
+
+from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.nn.block import Block, LayerSpec
+from dspark_jax.nn.cache import KVCache, init_cache, write
+from dspark_jax.nn.layers import RMSNorm, Vocabulary
+from dspark_jax.ops.attention import attention
+from dspark_jax.ops.masks import causal_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSpec:
+    """What a family's config file says, in our words."""
+
+    family: str
+    vocab_size: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    tied: bool
+    max_len: int
+
+    @property
+    def d_model(self) -> int:
+        return self.layers[0].d_model
+
+
+@struct.dataclass
+class TargetOutput:
+    """One pass over T tokens."""
+
+    hidden_BTD: Float[Array, "B T D"]
+    """After the final norm: what the LM head reads."""
+    features_BTE: Float[Array, "B T E"]
+    """Outputs of the tapped layers, concatenated in the order of the taps."""
+    cache: KVCache | None
+
+
+class Target(nnx.Module):
+    """Layers are unrolled, each with its own arrays: measured faster than a scan over stacked ones where decoding
+    is bound by launches or memory (CPU 42 against 65 ms a step of SmolLM2-135M; GPU 3 against 7 ms at 4B)."""
+
+    def __init__(self, spec: TargetSpec, *, rngs: nnx.Rngs, dtype: DType = jnp.float32):
+        self.spec = spec
+        self.vocabulary = Vocabulary(spec.vocab_size, spec.d_model, tied=spec.tied, rngs=rngs, dtype=dtype)
+        self.layers = nnx.List([Block(layer, rngs=rngs, dtype=dtype) for layer in spec.layers])
+        self.norm = RMSNorm(spec.d_model, "model", eps=spec.norm_eps, dtype=dtype)
+
+    def init_cache(self, batch: int, span: int, dtype: DType) -> KVCache:
+        return init_cache(self.spec.layers, batch, span, dtype)
+
+    def encode(self, tokens_BT: Int[Array, "B T"], taps: tuple[int, ...]) -> TargetOutput:
+        """A causal pass without a cache, as training needs it. Taps are 0-based layers; -1 is the embedding."""
+        batch, length = tokens_BT.shape
+        start_B = jnp.zeros(batch, jnp.int32)
+        mask = causal_mask(start_B, length, length)
+
+        def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, None]:
+            return attention(q, k, v, mask, scale=self.spec.layers[index].attention_scale), None
+
+        hidden, features, _ = self._run(tokens_BT, start_B, taps, attend)
+        return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=None)
+
+    def extend(
+        self, cache: KVCache, tokens_BT: Int[Array, "B T"], start_B: Int[Array, "B"], taps: tuple[int, ...]
+    ) -> TargetOutput:
+        """Tokens at positions start_B..start_B+T-1 of each row, after what the cache holds before start_B."""
+        mask = causal_mask(start_B, tokens_BT.shape[1], cache.keys[0].shape[2])
+
+        def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+            keys, values = write(cache.keys[index], k, start_B), write(cache.values[index], v, start_B)
+            scale = self.spec.layers[index].attention_scale
+            return attention(q, keys, values, mask, scale=scale), (keys, values)
+
+        hidden, features, pairs = self._run(tokens_BT, start_B, taps, attend)
+        keys, values = zip(*pairs, strict=True)
+        return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=KVCache(keys=keys, values=values))
+
+    def _run(self, tokens_BT, start_B, taps, attend):
+        positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])
+        x_BTD = self.vocabulary.embed(tokens_BT)
+        tapped, carries = {-1: x_BTD}, []
+        for index, block in enumerate(self.layers):
+            x_BTD, carry = block(x_BTD, positions_BT, lambda q, k, v, i=index: attend(i, q, k, v))
+            carries.append(carry)
+            if index in taps:
+                tapped[index] = x_BTD
+        empty = x_BTD[..., :0]
+        features_BTE = jnp.concatenate([tapped[tap] for tap in taps], axis=-1) if taps else empty
+        return self.norm(x_BTD), features_BTE, carries

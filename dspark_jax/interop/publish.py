@@ -1,0 +1,54 @@
+"""Directories that appear whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL = ".partial"
+
+
+@contextmanager
+def whole_directory(final: Path) -> Iterator[Path]:
+    """Yields a fresh directory beside `final` that takes its place when the block ends without an error.
+
+    A process that dies inside the block leaves `final` as it was and a `*.partial` directory beside it.
+    An existing `final` is replaced only when the new one has every file that it has, so that a mistyped path
+    cannot delete anything else: FileExistsError otherwise.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
+    try:
+        yield partial
+        _open_up(partial)
+        _take_place(partial, final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_place(partial: Path, final: Path) -> None:
+    if not final.exists():
+        os.rename(partial, final)
+        return
+    if not final.is_dir():
+        raise FileExistsError(f"{final} is a file: give the path of a directory")
+    others = sorted({entry.name for entry in final.iterdir()} - {entry.name for entry in partial.iterdir()})
+    if others:
+        raise FileExistsError(
+            f"{final} holds files that would be lost ({', '.join(others[:3])}): give a new or empty directory"
+        )
+    replaced = partial.with_name(f"{partial.name}.replaced{PARTIAL}")
+    os.rename(final, replaced)
+    os.rename(partial, final)
+    shutil.rmtree(replaced)
+
+
+def _open_up(directory: Path) -> None:
+    """Gives the modes that plain writing would have: temporary directories and safetensors files are private."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    directory.chmod(0o777 & ~mask)
+    for file in directory.iterdir():
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)

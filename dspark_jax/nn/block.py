@@ -57,10 +57,11 @@ class Attention(nnx.Module):
             fan_in=heads * channels,
             dtype=dtype,
         )
-        self.q_norm = self.k_norm = None
-        if spec.qk_norm:
-            self.q_norm = RMSNorm(channels, "head_dim", eps=spec.norm_eps, dtype=dtype)
-            self.k_norm = RMSNorm(channels, "head_dim", eps=spec.norm_eps, dtype=dtype)
+
+        def norm() -> RMSNorm | None:
+            return RMSNorm(channels, "head_dim", eps=spec.norm_eps, dtype=dtype) if spec.qk_norm else None
+
+        self.q_norm, self.k_norm = norm(), norm()
 
     def queries(self, x_BTD: Float[Array, "B T D"], positions_BT: Int[Array, "B T"]) -> Float[Array, "B T H C"]:
         q = jnp.einsum("btd,dhc->bthc", x_BTD, self.q[...])

@@ -1,0 +1,206 @@
+"""The DSpark drafter: a parallel backbone over the target's features, then a sequential head (section 3.1).
+
+The block's inputs are the anchor's embedding and K-1 mask embeddings at positions anchor..anchor+K-1; slot k
+predicts the token at anchor+k+1. In every layer keys and values are those of the context features followed by the
+block's own, and the block attends to itself in both directions.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.drafters.base import Proposal
+from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead
+from dspark_jax.nn.block import Block, LayerSpec
+from dspark_jax.nn.cache import KVCache, init_cache, write
+from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
+from dspark_jax.ops.attention import attention
+from dspark_jax.ops.masks import cached_block_mask, training_block_mask
+from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSparkConfig:
+    """A DSpark drafter. `tapped_layers` are 0-based target layers (-1: the embedding), never the last one."""
+
+    vocab_size: int
+    layer: LayerSpec
+    num_target_layers: int
+    tapped_layers: tuple[int, ...]
+    mask_token_id: int
+    num_layers: int = 5
+    block_size: int = 7
+    markov_rank: int = 256
+    confidence: bool = True
+    confidence_with_markov: bool = True
+
+    def __post_init__(self) -> None:
+        if not all(-1 <= tap < self.num_target_layers - 1 for tap in self.tapped_layers):
+            raise ValueError(
+                f"drafter: tapped_layers {self.tapped_layers} must lie in -1..{self.num_target_layers - 2} "
+                f"for a target of {self.num_target_layers} layers (its last layer cannot be tapped)"
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(
+                f"drafter: mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
+            )
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return (self.layer,) * self.num_layers
+
+
+class DSpark(nnx.Module):
+    """Parameters of one drafter; embedding and LM head are the target's, passed in as `vocabulary`."""
+
+    def __init__(self, config: DSparkConfig, *, rngs: nnx.Rngs, dtype: DType = jnp.float32):
+        width, features = config.layer.d_model, config.layer.d_model * len(config.tapped_layers)
+        eps = config.layer.norm_eps
+        self.config = config
+        self.fc = kernel(rngs, (features, width), ("features", "model"), fan_in=features, dtype=dtype)
+        self.hidden_norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
+        self.layers = nnx.List([Block(spec, rngs=rngs, dtype=dtype) for spec in config.layers])
+        self.norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
+        self.markov_head = MarkovHead(config.vocab_size, config.markov_rank, rngs=rngs, dtype=dtype)
+        markov_width = config.markov_rank if config.confidence_with_markov else 0
+        self.confidence_head = (
+            ConfidenceHead(width + markov_width, rngs=rngs, dtype=dtype) if config.confidence else None
+        )
+
+    @property
+    def block_size(self) -> int:
+        return self.config.block_size
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        return self.config.tapped_layers
+
+    # Decoding: the context's keys and values live in a cache.
+
+    def init_state(self, batch: int, span: int, dtype: DType) -> KVCache:
+        return init_cache(self.config.layers, batch, span, dtype)
+
+    def extend(
+        self,
+        state: KVCache,
+        features_BTE: Float[Array, "B T E"],
+        next_tokens_BT: Int[Array, "B T"],
+        start_B: Int[Array, "B"],
+    ) -> KVCache:
+        """Project features of positions start_B.. into every layer's cache. The tokens themselves are not needed."""
+        context_BTD = self.context(features_BTE)
+        positions_BT = start_B[:, None] + jnp.arange(features_BTE.shape[1])
+        pairs = [block.attention.keys_values(context_BTD, positions_BT) for block in self.layers]
+        return KVCache(
+            keys=tuple(write(old, k, start_B) for old, (k, _) in zip(state.keys, pairs, strict=True)),
+            values=tuple(write(old, v, start_B) for old, (_, v) in zip(state.values, pairs, strict=True)),
+        )
+
+    def propose(
+        self,
+        vocabulary: Vocabulary,
+        state: KVCache,
+        anchor_B: Int[Array, "B"],
+        start_B: Int[Array, "B"],
+        law: SamplingLaw,
+    ) -> tuple[Proposal, KVCache]:
+        """Draft K tokens: one backbone pass, then a scan of the Markov head over the slots."""
+        hidden_BKD, state = self.cached_block(vocabulary, state, anchor_B, start_B)
+        base_BKV = vocabulary.logits(hidden_BKD)
+
+        def slot(previous_B: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
+            hidden_BD, base_BV, offset = inputs
+            embedded_BR = self.markov_head.embed(previous_B)
+            confidence_B = jax.nn.sigmoid(self.confidence_logits(hidden_BD, embedded_BR))
+            logits_BV = base_BV + self.markov_head.bias(embedded_BR)
+            probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
+            keys_B = jax.vmap(jax.random.fold_in)(law.keys_B, start_B + 1 + offset)
+            token_B = sample(probs_BV, keys_B)
+            return token_B, (token_B, probs_BV, confidence_B)
+
+        slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(self.block_size))
+        _, (tokens, probs, confidence) = lax.scan(slot, anchor_B, slots)
+        return Proposal(
+            tokens_BK=tokens.swapaxes(0, 1),
+            probs_BKV=probs.swapaxes(0, 1),
+            confidence_BK=confidence.swapaxes(0, 1),
+        ), state
+
+    def cached_block(
+        self, vocabulary: Vocabulary, state: KVCache, anchor_B: Int[Array, "B"], start_B: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B K D"], KVCache]:
+        """Normed hidden states of one block a row. Its keys and values pass through the cache as scratch."""
+        mask = cached_block_mask(start_B, self.block_size, state.keys[0].shape[2])
+
+        def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+            keys, values = write(state.keys[index], k, start_B), write(state.values[index], v, start_B)
+            return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), (keys, values)
+
+        x_BKD = self._block_inputs(vocabulary, anchor_B[:, None])[:, 0]
+        positions_BK = start_B[:, None] + jnp.arange(self.block_size)
+        pairs = []
+        for index, block in enumerate(self.layers):
+            x_BKD, pair = block(x_BKD, positions_BK, lambda q, k, v, i=index: attend(i, q, k, v))
+            pairs.append(pair)
+        keys, values = zip(*pairs, strict=True)
+        return self.norm(x_BKD), KVCache(keys=keys, values=values)
+
+    # Training: every block of a sequence at once.
+
+    def training_blocks(
+        self,
+        vocabulary: Vocabulary,
+        tokens_BT: Int[Array, "B T"],
+        features_BTE: Float[Array, "B T E"],
+        anchors_BA: Int[Array, "B A"],
+    ) -> Float[Array, "B A K D"]:
+        """Normed hidden states of the block at every anchor; blocks see the context before it and themselves."""
+        batch, length = tokens_BT.shape
+        num_anchors, block = anchors_BA.shape[1], self.block_size
+        context_BTD = self.context(features_BTE)
+        context_positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        positions_BQ = (anchors_BA[..., None] + jnp.arange(block)).reshape(batch, -1)
+        mask = training_block_mask(anchors_BA, block, length)
+        anchor_tokens_BA = jnp.take_along_axis(tokens_BT, anchors_BA, axis=1)
+        x_BQD = self._block_inputs(vocabulary, anchor_tokens_BA).reshape(batch, num_anchors * block, -1)
+
+        for layer in self.layers:
+            context_k, context_v = layer.attention.keys_values(context_BTD, context_positions)
+
+            def attend(q, k, v, context_k=context_k, context_v=context_v):
+                keys = jnp.concatenate([context_k, k], axis=2)
+                values = jnp.concatenate([context_v, v], axis=2)
+                return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), None
+
+            x_BQD, _ = layer(x_BQD, positions_BQ, attend)
+        return self.norm(x_BQD).reshape(batch, num_anchors, block, -1)
+
+    # Shared by both.
+
+    def context(self, features_BTE: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        """Tapped target features as the drafter's context states."""
+        return self.hidden_norm(features_BTE.astype(self.fc.dtype) @ self.fc[...])
+
+    def head_logits(
+        self, vocabulary: Vocabulary, hidden: Float[Array, "*B D"], previous: Int[Array, "*B"]
+    ) -> tuple[Float[Array, "*B V"], Float[Array, "*B"]]:
+        """(draft logits, confidence logits) with the previous tokens given, as in training."""
+        embedded = self.markov_head.embed(previous)
+        return vocabulary.logits(hidden) + self.markov_head.bias(embedded), self.confidence_logits(hidden, embedded)
+
+    def confidence_logits(self, hidden: Float[Array, "*B D"], embedded: Float[Array, "*B R"]) -> Float[Array, "*B"]:
+        """Logits of c_k; +inf (certainty) where the drafter has no confidence head."""
+        if self.confidence_head is None:
+            return jnp.full(hidden.shape[:-1], jnp.inf, jnp.float32)
+        inputs = jnp.concatenate([hidden, embedded], axis=-1) if self.config.confidence_with_markov else hidden
+        return self.confidence_head(inputs)
+
+    def _block_inputs(self, vocabulary: Vocabulary, anchors_BA: Int[Array, "B A"]) -> Float[Array, "B A K D"]:
+        """The committed token's embedding in slot 0, the mask token's in the others."""
+        masks = jnp.full((*anchors_BA.shape, self.block_size - 1), self.config.mask_token_id)
+        tokens = jnp.concatenate([anchors_BA[..., None], masks], axis=-1)
+        return vocabulary.embed(tokens).astype(self.fc.dtype)

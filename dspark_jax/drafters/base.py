@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -61,6 +62,7 @@ class Drafter(Protocol):
         ...
 
 
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class NoDrafter:
     """Proposes nothing: the round becomes plain autoregressive decoding, the oracle of every lossless test."""

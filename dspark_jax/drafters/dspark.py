@@ -118,7 +118,7 @@ class DSpark(nnx.Module):
             confidence_B = jax.nn.sigmoid(self.confidence_logits(hidden_BD, embedded_BR))
             logits_BV = base_BV + self.markov_head.bias(embedded_BR)
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
-            keys_B = jax.vmap(jax.random.fold_in)(law.keys_B, start_B + 1 + offset)
+            keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
             token_B = sample(probs_BV, keys_B)
             return token_B, (token_B, probs_BV, confidence_B)
 

@@ -37,3 +37,9 @@ def write(
         return lax.dynamic_update_slice(cache, new, (0, start, 0))
 
     return jax.vmap(row)(cache_BJSC, new_BJTC.astype(cache_BJSC.dtype), start_B)
+
+
+def resize(cache_BJSC: Float[Array, "B J S C"], span: int) -> Float[Array, "B J Z C"]:
+    """The first `span` positions, padded with zeros where the cache is shorter."""
+    held = cache_BJSC[:, :, :span]
+    return jnp.pad(held, ((0, 0), (0, 0), (0, span - held.shape[2]), (0, 0)))

@@ -1,0 +1,67 @@
+"""The few shapes a decode state takes, and the device functions that move rows between them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.core.arrays import Array, Int
+from dspark_jax.decoding.round import DecodeState
+from dspark_jax.nn.cache import KVCache, resize
+
+SMALLEST_SPAN = 256
+LARGEST_CHUNK = 512
+_SMALLEST_CHUNK = 32
+
+
+def row_bucket(rows: int, max_batch: int) -> int:
+    """Rows of the state that holds `rows` live requests: a power of two, or max_batch."""
+    return min(_power_of_two(rows), max_batch)
+
+
+def span_bucket(positions: int, largest: int) -> int:
+    """Span of the state that holds `positions`: a power of two from 256 up, or `largest`."""
+    return min(max(_power_of_two(positions), SMALLEST_SPAN), largest)
+
+
+def prefill_chunks(lengths: Sequence[int], span: int) -> list[tuple[np.ndarray, int]]:
+    """(start of each row, chunk length) of the passes that take in prompts of these lengths.
+
+    Rows that end early redo their last window, which writes the same entries again; a chunk never reaches past the
+    span. A row shorter than its chunk has scratch after its end.
+    """
+    lengths_B, longest = np.asarray(lengths), max(lengths)
+    chunks, done = [], 0
+    while done < longest:
+        size = min(max(_power_of_two(longest - done), _SMALLEST_CHUNK), LARGEST_CHUNK, span)
+        chunks.append((np.maximum(np.minimum(done, lengths_B - size), 0).astype(np.int32), size))
+        done += size
+    return chunks
+
+
+def regroup(state: DecodeState, picked_B: Int[Array, "B"], span: int) -> DecodeState:
+    """The picked rows of `state` (in that order, repeats allowed) in a state of another span."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, KVCache):
+            return jax.tree.map(lambda x: resize(x[picked_B], span), leaf)
+        return leaf[picked_B]
+
+    return jax.tree.map(move, state, is_leaf=lambda leaf: isinstance(leaf, KVCache))
+
+
+def insert(state: DecodeState, group: DecodeState, rows_G: Int[Array, "G"]) -> DecodeState:
+    """`state` with its rows `rows_G` replaced by those of `group`; a row index past the end drops that row."""
+    return jax.tree.map(lambda old, new: old.at[rows_G].set(new, mode="drop"), state, group)
+
+
+def request_keys(seeds: Sequence[int]) -> Array:
+    """One PRNG key for each 64-bit seed; integers that differ modulo 2**64 never share a key."""
+    words = [((seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF) for seed in seeds]
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,119 @@
+"""One round of speculative decoding for a batch of rows: draft, schedule, verify, commit.
+
+Offline generation, evaluation during training and the server all run this function; with `NoDrafter` it is the
+plain autoregressive loop.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dspark_jax.core.arrays import Array, Float, Int, Keys
+from dspark_jax.decoding.rejection import accepted_prefix, next_token_probs
+from dspark_jax.decoding.scheduler import Policy, verified_lengths
+from dspark_jax.drafters.base import Drafter
+from dspark_jax.nn.cache import KVCache
+from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
+from dspark_jax.targets.model import Target
+
+_DRAFT, _JUDGE, _NEXT = 0, 1, 2
+
+
+@struct.dataclass
+class DecodeState:
+    """Live rows between rounds. Caches hold everything committed before the anchor, and scratch from there on."""
+
+    cache: KVCache
+    draft: Any
+    anchor_B: Int[Array, "B"]
+    """Last committed token."""
+    position_B: Int[Array, "B"]
+    """Its position: one less than the committed length."""
+    law: SamplingLaw
+
+
+@struct.dataclass
+class RoundOutput:
+    """What a round committed."""
+
+    tokens_BN: Int[Array, "B N"]
+    """Accepted drafts, then the resampled or bonus token; entries from count_B on are meaningless."""
+    count_B: Int[Array, "B"]
+    """Tokens committed: accepted drafts + 1."""
+    verified_B: Int[Array, "B"]
+    """Drafts the target judged."""
+    confidence_BK: Float[Array, "B K"]
+
+
+def init_state(target: Target, drafter: Drafter, batch: int, span: int, dtype: jnp.dtype) -> DecodeState:
+    """Empty rows of `span` positions, greedy until told otherwise."""
+    return DecodeState(
+        cache=target.init_cache(batch, span, dtype),
+        draft=drafter.init_state(batch, span, dtype),
+        anchor_B=jnp.zeros(batch, jnp.int32),
+        position_B=jnp.zeros(batch, jnp.int32),
+        law=SamplingLaw(
+            temperature_B=jnp.zeros(batch, jnp.float32),
+            top_k_B=jnp.zeros(batch, jnp.int32),
+            top_p_B=jnp.ones(batch, jnp.float32),
+            keys_B=jax.random.split(jax.random.key(0), batch),
+        ),
+    )
+
+
+def prefill(
+    target: Target,
+    drafter: Drafter,
+    state: DecodeState,
+    tokens_BT: Int[Array, "B T"],
+    next_tokens_BT: Int[Array, "B T"],
+    start_B: Int[Array, "B"],
+) -> DecodeState:
+    """Take in committed tokens at start_B.. of each row. The anchor is set by the caller and is not among them."""
+    out = target.extend(state.cache, tokens_BT, start_B, drafter.tapped_layers)
+    return state.replace(cache=out.cache, draft=drafter.extend(state.draft, out.features_BTE, next_tokens_BT, start_B))
+
+
+def decode_round(
+    target: Target, drafter: Drafter, policy: Policy, state: DecodeState
+) -> tuple[DecodeState, RoundOutput]:
+    """Commit between 1 and K+1 tokens of every row. Rows need K+1 free positions from their anchor on."""
+    law, start_B = state.law, state.position_B
+    # Every draw has a key of its own, made from the request's key, the position and the purpose: other rows, the
+    # batch they sit in and drafts thrown away earlier have no part in it.
+    keys_B = jax.vmap(jax.random.fold_in)(law.keys_B, start_B)
+
+    def keys_for(purpose: int) -> Keys:
+        return jax.vmap(lambda key: jax.random.fold_in(key, purpose))(keys_B)
+
+    # Draft and schedule.
+    proposal, draft = drafter.propose(
+        target.vocabulary, state.draft, state.anchor_B, start_B, law.replace(keys_B=keys_for(_DRAFT))
+    )
+    lengths_B = verified_lengths(policy, proposal.confidence_BK)
+
+    # Verify: row i of the logits is the target's law of position start + i + 1.
+    tokens_BN = jnp.concatenate([state.anchor_B[:, None], proposal.tokens_BK], axis=1)
+    out = target.extend(state.cache, tokens_BN, start_B, drafter.tapped_layers)
+    target_probs_BNV = law_probs(target.vocabulary.logits(out.hidden_BTD), law)
+
+    # Judge.
+    block = proposal.tokens_BK.shape[1]
+    uniforms_BK = jax.vmap(lambda key: jax.random.uniform(key, (block,)))(keys_for(_JUDGE))
+    accepted_B = accepted_prefix(proposal.tokens_BK, proposal.probs_BKV, target_probs_BNV, lengths_B, uniforms_BK)
+    next_probs_BV = next_token_probs(proposal.probs_BKV, target_probs_BNV, accepted_B, lengths_B)
+    next_B = sample(next_probs_BV, keys_for(_NEXT))
+
+    # Commit: positions after the accepted prefix stay in the caches as scratch, overwritten by the next round.
+    committed_BN = jnp.concatenate([proposal.tokens_BK, next_B[:, None]], axis=1)
+    committed_BN = jnp.where(jnp.arange(block + 1) == accepted_B[:, None], next_B[:, None], committed_BN)
+    draft = drafter.extend(draft, out.features_BTE, committed_BN, start_B)
+    state = state.replace(cache=out.cache, draft=draft, anchor_B=next_B, position_B=start_B + accepted_B + 1)
+    return state, RoundOutput(
+        tokens_BN=committed_BN,
+        count_B=accepted_B + 1,
+        verified_B=lengths_B,
+        confidence_BK=proposal.confidence_BK,
+    )

@@ -25,7 +25,7 @@ class SamplingLaw:
     top_p_B: Float[Array, "B"]
     """1 keeps the whole vocabulary."""
     keys_B: Keys
-    """One PRNG key a request; every draw folds in the position it is for."""
+    """One PRNG key a row. Every draw folds in what it is for."""
 
 
 def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Array, "B T V"]:

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from dspark_jax.interop.gguf_llama import write_huggingface_directory
 from dspark_jax.interop.publish import PARTIAL, whole_directory
@@ -54,14 +54,16 @@ def default_target(cache_dir: Path | None = None, echo: Callable[[str], None] | 
         return final
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _only_process(root / f"{_NAME}.lock", echo):
-            if not _is_whole(final):
-                _discard_remains(root, final)
-                _make(final, echo)
-    except PermissionError as error:
-        raise PermissionError(
+        lock = (root / f"{_NAME}.lock").open("w")
+    except OSError as error:
+        raise OSError(
             f"cannot write the default target to {root} ({error.strerror}): set DSPARK_CACHE to a writable directory"
         ) from error
+    with lock:
+        _be_alone(lock, echo)
+        if not _is_whole(final):
+            _discard_remains(root, final)
+            _make(final, echo)
     return final
 
 
@@ -150,16 +152,13 @@ def _discard_remains(root: Path, final: Path) -> None:
             shutil.rmtree(remains)
 
 
-@contextmanager
-def _only_process(lock: Path, echo: Callable[[str], None]) -> Iterator[None]:
-    """Holds `lock`; the system drops it with the process, however that ends."""
-    with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            echo("Another process is making the default target: waiting for it ...")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def _be_alone(lock: IO[str], echo: Callable[[str], None]) -> None:
+    """Holds `lock` until the file is closed; the system drops it with the process, however that ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        echo("Another process is making the default target: waiting for it ...")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _to_stderr(message: str) -> None:

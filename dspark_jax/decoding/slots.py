@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.core.arrays import Array, DType
-from dspark_jax.decoding.buckets import insert, prefill_chunks, regroup, request_keys, row_bucket, span_bucket
+from dspark_jax.decoding.buckets import (
+    insert,
+    prefill_chunks,
+    prefill_rows,
+    regroup,
+    request_keys,
+    row_bucket,
+    span_bucket,
+)
 from dspark_jax.decoding.round import DecodeState, RoundOutput, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import FixedLength, Policy
 from dspark_jax.drafters.base import Drafter
@@ -78,6 +86,7 @@ class DecodeSlots:
         self._handles = self._idle_rounds = 0
         policy = FixedLength() if policy is None else policy
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
+        self._target = target
         self._weights, treedef = jax.tree.flatten((target, drafter))
 
         def round_(weights: list[Array], state: DecodeState) -> tuple[DecodeState, RoundOutput]:
@@ -119,12 +128,23 @@ class DecodeSlots:
             if not 0 < len(prompt) < self.max_len:
                 raise ValueError(f"slots: a prompt holds 1 to {self.max_len - 1} tokens here, got {len(prompt)}")
         handles, waiting = [], list(zip(prompts, samplings, strict=True))
+        longest = max(map(len, prompts), default=0)
+        self._fit(len(self.live) + len(prompts), max(self._positions(), longest + self.block_size))
         while waiting:
             longest = max(len(prompt) for prompt, _ in waiting)
             size = max(1, _PREFILL_TOKENS // longest)
             handles += self._admit_group(waiting[:size])
             waiting = waiting[size:]
         return handles
+
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """Use other weights of a drafter built alike; nothing is compiled again.
+
+        Raises ValueError while requests are live: their draft state came from the weights before.
+        """
+        if self.live:
+            raise ValueError(f"slots: {len(self.live)} requests are live; release them before the drafter changes")
+        self._weights = jax.tree.leaves((self._target, drafter))
 
     def release(self, handle: int) -> None:
         """Free a request's slot. An unknown handle is an error."""
@@ -192,7 +212,7 @@ class DecodeSlots:
 
     def _prefilled(self, prompts: list[np.ndarray], samplings: list[Sampling], span: int) -> DecodeState:
         """A state of these requests: everything before each anchor taken in, the anchor the prompt's last token."""
-        size = row_bucket(len(prompts), self.max_batch)
+        size = prefill_rows(len(prompts))
         padding = size - len(prompts)
         prompts = prompts + [np.zeros(1, np.int32)] * padding
         samplings = samplings + [Sampling()] * padding

@@ -1,0 +1,23 @@
+"""A drafter for SmolLM2-135M-Instruct on answers it gave itself: one GPU, minutes.
+
+Point data.paths at conversations whose answers the target regenerated (`dspark data`).
+"""
+
+from dspark_jax.training.checkpoint import CheckpointConfig
+from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.draft import DSparkShape
+from dspark_jax.training.evaluate import EvaluationConfig
+from dspark_jax.training.sources import ChatFiles
+
+config = TrainConfig(
+    target="smollm2_135m",
+    data=ChatFiles(paths=("data/smollm2_135m.jsonl",)),
+    # Token 4 is <reponame>, which chats do not contain.
+    drafter=DSparkShape(mask_token_id=4, num_layers=4, block_size=7, markov_rank=64),
+    batch_size=64,
+    sequence_length=512,
+    anchors=64,
+    evaluation=EvaluationConfig(every=500, prompts=32, new_tokens=128),
+    checkpoint=CheckpointConfig(every=1000),
+    log_every=20,
+)

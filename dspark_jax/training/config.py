@@ -1,0 +1,86 @@
+"""What a training run is made of, and where runs are found by name."""
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import jax.numpy as jnp
+
+from dspark_jax.drafters.objective import LossWeights
+from dspark_jax.training.checkpoint import CheckpointConfig
+from dspark_jax.training.draft import DSparkShape
+from dspark_jax.training.evaluate import EvaluationConfig
+from dspark_jax.training.optimizer import OptimizerConfig
+from dspark_jax.training.overrides import nearest
+from dspark_jax.training.sources import ChatFiles, SelfSampled
+
+Precision = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run: a drafter trained for a frozen target.
+
+    target: a name, hub id or folder that interop.huggingface resolves.
+    batch_size: sequences over all devices; sequence_length: tokens; anchors: at most so many blocks a sequence.
+    steps: updates; None means as many as `epochs` passes over the data take.
+    precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
+    fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
+    log_every: steps between two fetches of metrics, the only time the host waits for the device.
+    """
+
+    target: str
+    data: ChatFiles | SelfSampled
+    drafter: DSparkShape
+    batch_size: int = 512
+    sequence_length: int = 4096
+    anchors: int = 512
+    epochs: int = 10
+    steps: int | None = None
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    loss: LossWeights = field(default_factory=LossWeights)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    precision: Precision = "bfloat16"
+    fsdp: int = 1
+    tensor: int = 1
+    log_every: int = 10
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be at least 1 or none, not {self.steps}")
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype that `precision` names."""
+        return jnp.dtype(self.precision)
+
+
+# May differ between a checkpoint and the run that goes on from it: they change what is written, not what is learnt.
+FREE_ON_RESUME = frozenset(
+    {"log_every", "checkpoint.every", "checkpoint.keep"}
+    | {f"evaluation.{name}" for name in EvaluationConfig.__dataclass_fields__}
+)
+
+
+def find_config(name: str, folder: Path) -> TrainConfig:
+    """The `config` of `folder`/name.py, or of the file itself when `name` is a path to one.
+
+    ValueError names the nearest configs when there is none.
+    """
+    path = Path(name) if name.endswith(".py") else folder / f"{name}.py"
+    if not path.is_file():
+        known = [file.stem for file in folder.glob("*.py")]
+        raise ValueError(f"there is no config {name} in {folder}; the nearest are {nearest(name, known)}")
+    spec = importlib.util.spec_from_file_location(f"configs.{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = getattr(module, "config", None)
+    if not isinstance(config, TrainConfig):
+        raise ValueError(f"{path} does not define `config`, a dspark_jax.training.config.TrainConfig")
+    return config

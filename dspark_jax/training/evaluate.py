@@ -1,0 +1,106 @@
+"""How good a drafter is: loss terms on held-out text, and accepted lengths of real speculative decoding."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import grain
+import jax
+import numpy as np
+
+from dspark_jax.data.store import TokenStore
+from dspark_jax.decoding.generate import Job, generate
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.decoding.stats import DecodeStats
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.targets.model import Target
+from dspark_jax.training.report import Values, summarise
+from dspark_jax.training.step import StepConfig, cast, measure, named
+
+_SLOTS = 32
+_KEY = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """every: steps between evaluations; batches: held-out batches read; prompts: how many are decoded, at each of
+    the temperatures, for new_tokens each."""
+
+    every: int = 500
+    batches: int = 8
+    prompts: int = 16
+    new_tokens: int = 128
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self):
+        if min(self.every, self.batches, self.prompts, self.new_tokens) < 1:
+            raise ValueError("evaluation.every, batches, prompts and new_tokens must be at least 1")
+
+
+class Evaluator:
+    """Compiles once for a target; called with the masters of a drafter as training goes on."""
+
+    def __init__(
+        self,
+        target: Target,
+        batches: grain.MapDataset,
+        prompts: list[tuple[int, ...]],
+        *,
+        config: EvaluationConfig,
+        step: StepConfig,
+        stop_ids: frozenset[int],
+        max_len: int,
+    ):
+        self._target, self._batches, self._prompts = target, batches, prompts
+        self._config, self._step, self._stop_ids, self._max_len = config, step, stop_ids, max_len
+        self._measure = jax.jit(partial(measure, config=step))
+        self._cast = jax.jit(partial(cast, dtype=step.dtype))
+        self._slots: DecodeSlots | None = None
+
+    def __call__(self, masters: DSpark) -> Values:
+        """loss, ce, l1, confidence, accept_K and top1_K over the held-out batches; accepted_length_tT for each
+        temperature T, bonus included."""
+        values = self._losses(masters)
+        drafter = self._cast(masters)
+        if self._slots is None:
+            self._slots = DecodeSlots(
+                self._target, drafter, max_batch=_SLOTS, max_len=self._max_len, dtype=self._step.dtype
+            )
+        else:
+            self._slots.replace_drafter(drafter)
+        for temperature in self._config.temperatures:
+            values[f"accepted_length_t{temperature:g}"] = self.decode(self._slots, temperature).accepted_length
+        return values
+
+    def decode(self, slots: DecodeSlots, temperature: float) -> DecodeStats:
+        """The counters of all prompts, decoded with the slots' drafter."""
+        jobs = (
+            Job(
+                prompt=prompt,
+                sampling=Sampling(temperature=temperature, seed=seed),
+                max_new_tokens=self._config.new_tokens,
+                stop_ids=self._stop_ids,
+            )
+            for seed, prompt in enumerate(self._prompts)
+        )
+        return sum((completion.stats for completion in generate(slots, jobs)), DecodeStats())
+
+    def _losses(self, masters: DSpark) -> Values:
+        # The same anchors every time, so that two evaluations differ by the drafter alone.
+        keys = jax.random.split(jax.random.key(_KEY), len(self._batches))
+        pairs = zip(self._batches, keys, strict=True)
+        values = summarise([named(self._measure(masters, self._target, batch, key)) for batch, key in pairs])
+        values.pop("accepted_length", None)
+        weights = self._step.weights
+        values["loss"] = sum(getattr(weights, name) * values[name] for name in ("ce", "l1", "confidence"))
+        return values
+
+
+def held_out_prompts(store: TokenStore, rows: np.ndarray, count: int, longest: int) -> list[tuple[int, ...]]:
+    """The text before the first learnt token of up to `count` held-out rows, where it is at most `longest` tokens."""
+    prompts = []
+    for row in rows:
+        supervised = store[row]
+        prompt = supervised.tokens[: np.argmax(supervised.loss_mask)]
+        if 0 < len(prompt) <= longest:
+            prompts.append(tuple(prompt.tolist()))
+    return prompts[:count]

@@ -1,0 +1,154 @@
+"""A training run, from its first step to the exported drafter or to the signal that stops it."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+
+import jax.numpy as jnp
+from rich.console import Console
+
+from dspark_jax.interop.deepspec import save_drafter
+from dspark_jax.interop.tensor_files import read_json
+from dspark_jax.training.checkpoint import Checkpoints
+from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig
+from dspark_jax.training.feed import Feed
+from dspark_jax.training.interrupt import Interrupt
+from dspark_jax.training.overrides import flatten
+from dspark_jax.training.progress import Display
+from dspark_jax.training.report import Report, Window, read_report
+from dspark_jax.training.setup import prepare
+
+_RECORD = "metrics.json"
+_OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "metrics.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The drafter's folder and its last evaluation."""
+
+    drafter: Path
+    evaluation: dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """A signal ended the run after `step` was saved; the same call goes on from there."""
+
+    step: int
+    signal: Signals
+
+
+def train(
+    config: TrainConfig, run_dir: Path, *, command: str, fresh: bool = False, console: Console | None = None
+) -> Finished | Stopped:
+    """Start the run in `run_dir`, or go on with it bit for bit as if it had never stopped.
+
+    command: what the user typed, for the record. fresh: delete this run's files first. A finished run is only
+    reported. ValueError, before anything is loaded, when the config is not the one the run was started with.
+    """
+    console = Console() if console is None else console
+    if fresh:
+        _delete(run_dir)
+    checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint)
+    try:
+        checkpoints.require(flatten(config), FREE_ON_RESUME)
+        if (run_dir / "drafter" / _RECORD).exists():
+            return _report_finished(run_dir, console)
+        return _train(config, run_dir, checkpoints, command, console)
+    finally:
+        checkpoints.close()
+
+
+def _train(
+    config: TrainConfig, run_dir: Path, checkpoints: Checkpoints, command: str, console: Console
+) -> Finished | Stopped:
+    setup = prepare(config, run_dir, lambda text: _say(console, text))
+    state, step = setup.state, 0
+    if checkpoints.latest is not None:
+        step, state, position = checkpoints.restore(state)
+        setup.batches.set_state(position)
+    feed, window, report = Feed(setup.batches, setup.batch_sharding), Window(), Report(run_dir, step)
+    display = Display(step, setup.steps, console)
+    interrupt = Interrupt(lambda: display.say("Stopping when this step is done and saved; once more stops at once."))
+
+    def evaluate() -> None:
+        values = setup.evaluate(state.drafter)
+        report.write(step, "evaluation", values)
+        display.say(f"step {step}: {_accepted_lengths(values)}, held-out loss {values['loss']:.3f}")
+
+    with display, interrupt:
+        if step == 0:
+            display.say(f"Training {run_dir} for {setup.steps} steps of {config.batch_size} sequences.")
+            evaluate()
+        else:
+            display.say(f"Resuming {run_dir} at step {step} of {setup.steps}.")
+        while step < setup.steps and interrupt.signal is None:
+            state, metrics = setup.step(state, setup.reader.target, next(feed))
+            step += 1
+            window.add(metrics)
+            display.advance(step)
+            last = step == setup.steps
+            if step % config.log_every == 0 or last:
+                values = window.fetch()
+                report.write(step, "train", values)
+                display.show(step, values)
+            with window.paused():
+                if step % config.evaluation.every == 0 or last:
+                    evaluate()
+                if step % config.checkpoint.every == 0 or last:
+                    checkpoints.save(step, state, feed.state, flatten(config))
+        report.close()
+        if step < setup.steps:
+            checkpoints.save(step, state, feed.state, flatten(config))
+            checkpoints.wait()
+            display.say(f"Stopped at step {step} of {setup.steps}, all of it saved; to go on: {command}")
+            return Stopped(step=step, signal=interrupt.signal)
+
+    _export(config, run_dir, state.drafter, setup.reader.directory, step, command)
+    return _report_finished(run_dir, console)
+
+
+def _export(config: TrainConfig, run_dir: Path, drafter, target: Path, step: int, command: str) -> None:
+    """The drafter as serving reads it. The record comes last: where it is, the run is finished."""
+    folder = run_dir / "drafter"
+    save_drafter(folder, drafter, extra_config=read_json(target / "config.json"), dtype=jnp.bfloat16)
+    record = {
+        "command": command,
+        "steps": step,
+        "evaluation": read_report(run_dir, "evaluation")[-1],
+        "config": flatten(config),
+    }
+    partial = folder / f".{_RECORD}"
+    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, folder / _RECORD)
+
+
+def _report_finished(run_dir: Path, console: Console) -> Finished:
+    folder = run_dir / "drafter"
+    record = read_json(folder / _RECORD)
+    _say(
+        console,
+        f"{run_dir} is finished after {record['steps']} steps: {_accepted_lengths(record['evaluation'])}. "
+        f"The drafter is in {folder}; --fresh trains again from the start.",
+    )
+    return Finished(drafter=folder, evaluation=record["evaluation"])
+
+
+def _accepted_lengths(values: dict) -> str:
+    prefix = "accepted_length_t"
+    lengths = [f"{value:.2f} at T={name.removeprefix(prefix)}" for name, value in values.items() if prefix in name]
+    return f"accepted length {', '.join(lengths)}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _delete(run_dir: Path) -> None:
+    """Only what a run writes: a mistyped folder loses nothing else."""
+    for name in _OURS:
+        path = run_dir / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""Change fields of a frozen config by dotted path: `drafter.block_size=5`."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Config = TypeVar("Config")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def apply_overrides(config: Config, assignments: Iterable[str]) -> Config:
+    """The config with every `path=value` applied in order; values are parsed by the field's annotation.
+
+    ValueError, one sentence, for a missing `=`, an unknown field (naming the nearest ones) or a value that is
+    not of the field's type. A field that holds a config is not assigned as a whole: its fields are.
+    """
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes path=value, for example drafter.block_size=5, not {assignment!r}")
+        config = _assign(config, path.strip().split("."), text.strip(), path.strip())
+    return config
+
+
+def flatten(config: object, prefix: str = "") -> dict[str, Any]:
+    """Every field of a config by dotted path, as JSON values; a config's own path maps to its type's name."""
+    flat: dict[str, Any] = {}
+    for field in fields(config):  # pyrefly: ignore[bad-argument-type]
+        path, value = prefix + field.name, getattr(config, field.name)
+        if is_dataclass(value):
+            flat[path] = type(value).__name__
+            flat |= flatten(value, path + ".")
+        else:
+            flat[path] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known names most like `word`, or all of them when none is, as a phrase for an error."""
+    known = sorted(known)
+    return ", ".join(difflib.get_close_matches(word, known, n=3) or known)
+
+
+def _assign(config: Any, parts: list[str], text: str, path: str) -> Any:
+    name, *rest = parts
+    known = {field.name for field in fields(config)}
+    if name not in known:
+        where = path.removesuffix(".".join(parts))
+        raise ValueError(f"there is no field {path}; the nearest are {_paths(where, name, known)}")
+    value = getattr(config, name)
+    if is_dataclass(value):
+        if not rest:
+            inner = {field.name for field in fields(value)}
+            raise ValueError(f"{path} is a {type(value).__name__}; set one of {_paths(path + '.', '', inner)}")
+        return replace(config, **{name: _assign(value, rest, text, path)})
+    if rest:
+        raise ValueError(f"{path.removesuffix('.' + '.'.join(rest))} is a plain value and has no field {rest[0]}")
+    annotation = get_type_hints(type(config))[name]
+    try:
+        parsed = _parse(annotation, text)
+    except ValueError:
+        raise ValueError(f"{path} takes {_describe(annotation)}, not {text!r}") from None
+    return replace(config, **{name: parsed})
+
+
+def _paths(prefix: str, word: str, known: set[str]) -> str:
+    return ", ".join(prefix + name for name in nearest(word, known).split(", "))
+
+
+def _parse(annotation: Any, text: str) -> Any:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        if NoneType in arguments and text.lower() == "none":
+            return None
+        (inner,) = [argument for argument in arguments if argument is not NoneType]
+        return _parse(inner, text)
+    if origin is tuple:
+        items = [item.strip() for item in text.strip("()[]").split(",")]
+        return tuple(_parse(arguments[0], item) for item in items if item)
+    if origin is Literal:
+        if text not in arguments:
+            raise ValueError(text)
+        return text
+    if annotation is bool:
+        if text.lower() not in _TRUE + _FALSE:
+            raise ValueError(text)
+        return text.lower() in _TRUE
+    value = annotation(text)
+    if annotation is float and not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _describe(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join(_describe(argument) for argument in arguments)
+    if origin is tuple:
+        return f"a comma-separated list of {arguments[0].__name__}"
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
+    return words[annotation]

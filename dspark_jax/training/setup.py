@@ -1,0 +1,145 @@
+"""Everything a run needs before its first step, made from its config."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeVar
+
+import grain
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from dspark_jax.core.mesh import make_mesh, sharding
+from dspark_jax.data.pipeline import Batch, PadTo, evaluation_batches, iterate, training_batches
+from dspark_jax.data.store import TokenStore, split
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.interop.huggingface import load_target, resolve, stop_ids
+from dspark_jax.targets.model import Target
+from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.draft import draft_config
+from dspark_jax.training.evaluate import Evaluator, held_out_prompts
+from dspark_jax.training.feed import Batches
+from dspark_jax.training.optimizer import build_optimizer
+from dspark_jax.training.sources import Reader, open_store
+from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state, train_step
+
+Tree = TypeVar("Tree")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A run that is ready to start: its state at step 0, its compiled-on-first-use step, its data."""
+
+    reader: Reader
+    state: TrainState
+    step: Callable[[TrainState, Target, Batch], tuple[TrainState, Metrics]]
+    steps: int
+    batches: Batches
+    batch_sharding: NamedSharding
+    evaluate: Evaluator
+
+
+def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> Setup:
+    """Load, tokenise, initialise and place on the mesh.
+
+    ValueError or OSError, one sentence each, for a target, data or sizes that do not fit.
+    """
+    mesh = _mesh(config)
+    directory = find_target(config.target)
+    target = place(mesh, load_target(directory, config.dtype))
+    reader = Reader(target=target, directory=directory, stop_ids=stop_ids(directory))
+    _refuse_long(config, target.spec.max_len)
+
+    store = open_store(
+        config.data, reader, run_dir / "tokens", length=config.sequence_length, seed=config.seed, say=say
+    )
+    rows, held_out = split(store, validation=config.data.validation, seed=config.seed)
+    batches = training_batches(
+        store,
+        rows,
+        batch_size=config.batch_size,
+        padding=PadTo(length=config.sequence_length),
+        seed=config.seed,
+        epochs=None if config.steps else config.epochs,
+    )
+    steps = config.steps or len(batches)
+
+    optimizer = build_optimizer(config.optimizer, steps)
+    state = place(mesh, _initial(config, target, optimizer))
+    step_config = StepConfig(anchors=config.anchors, weights=config.loss, dtype=config.dtype)
+    step = jax.jit(
+        partial(train_step, optimizer=optimizer, config=step_config),
+        donate_argnums=0,
+        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None),
+    )
+    return Setup(
+        reader=reader,
+        state=state,
+        step=step,
+        steps=steps,
+        batches=iterate(batches),
+        batch_sharding=sharding(mesh, "batch"),
+        evaluate=_evaluator(config, reader, store, held_out, step_config),
+    )
+
+
+def find_target(name: str) -> Path:
+    """The directory of a target: one that ships with the package, or whatever interop.huggingface resolves."""
+    shipped = Path(str(files("dspark_jax") / "pretrained")) / name
+    return shipped if name and shipped.is_dir() else resolve(name)
+
+
+def place(mesh: Mesh, tree: Tree) -> Tree:
+    """Parameters split as their logical axes say, everything else copied to every device."""
+
+    def where(leaf):
+        if isinstance(leaf, nnx.Variable):
+            return leaf.replace(sharding(mesh, *leaf.get_metadata()["axes"]))
+        return sharding(mesh)
+
+    shardings = jax.tree.map(where, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    return jax.device_put(tree, shardings)
+
+
+def _mesh(config: TrainConfig) -> Mesh:
+    mesh = make_mesh(fsdp=config.fsdp, tensor=config.tensor)
+    ways = mesh.size // config.tensor
+    if config.batch_size % ways:
+        raise ValueError(
+            f"batch_size {config.batch_size} does not divide over {ways} devices; take a multiple of {ways}"
+        )
+    return mesh
+
+
+def _refuse_long(config: TrainConfig, longest: int) -> None:
+    if config.sequence_length + config.evaluation.new_tokens > longest:
+        raise ValueError(
+            f"sequence_length {config.sequence_length} and evaluation.new_tokens {config.evaluation.new_tokens} "
+            f"together pass the target's {longest} positions"
+        )
+
+
+def _initial(config: TrainConfig, target: Target, optimizer) -> TrainState:
+    shape = draft_config(config.drafter, target.spec)
+    drafter = DSpark(shape, rngs=nnx.Rngs(config.seed), dtype=jnp.float32)
+    return init_state(drafter, optimizer, jax.random.key(config.seed))
+
+
+def _evaluator(config: TrainConfig, reader: Reader, store: TokenStore, held_out, step_config: StepConfig) -> Evaluator:
+    batches: grain.MapDataset = evaluation_batches(
+        store, held_out, batch_size=config.batch_size, padding=PadTo(length=config.sequence_length)
+    )
+    evaluation = config.evaluation
+    return Evaluator(
+        reader.target,
+        batches[: evaluation.batches],
+        held_out_prompts(store, held_out, evaluation.prompts, config.sequence_length),
+        config=evaluation,
+        step=step_config,
+        stop_ids=reader.stop_ids,
+        max_len=config.sequence_length + evaluation.new_tokens,
+    )

@@ -1,0 +1,145 @@
+"""Where training tokens come from: chat files, or the target itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dspark_jax.data.chat import read_conversations
+from dspark_jax.data.store import TokenStore, fingerprint
+from dspark_jax.data.supervision import supervise_all
+from dspark_jax.data.tokenizer import load_tokenizer
+from dspark_jax.decoding.generate import Completion, Job, generate
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.drafters.base import NoDrafter
+from dspark_jax.targets.model import Target
+
+_SLOTS = 256
+_MIX = 1_000_003
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFiles:
+    """Conversations in JSONL files, answers preferably the target's own; `validation` is the share held out."""
+
+    paths: tuple[str, ...]
+    validation: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfSampled:
+    """On-policy text without any data: the target continues prompts of random tokens.
+
+    sequences: how many; prompt_tokens: length of each prompt, which is not learnt; validation: the share held out.
+    """
+
+    sequences: int = 2048
+    prompt_tokens: int = 6
+    temperature: float = 1.0
+    validation: float = 0.05
+
+
+Source = ChatFiles | SelfSampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """The frozen target as data needs it: the model, its directory, the ids that end an answer."""
+
+    target: Target
+    directory: Path
+    stop_ids: frozenset[int]
+
+
+def open_store(
+    source: Source, reader: Reader, folder: Path, *, length: int, seed: int, say: Callable[[str], None]
+) -> TokenStore:
+    """The source as rows of at most `length` tokens, made once and kept in `folder`.
+
+    A store made from other files, another target or other settings is made again. ValueError when nothing in the
+    source is usable, FileNotFoundError when a file is missing.
+    """
+    if isinstance(source, ChatFiles):
+        if missing := [path for path in source.paths if not Path(path).is_file()]:
+            raise FileNotFoundError(f"data.paths: there is no file {missing[0]}")
+        made_of = [*source.paths, reader.directory / "tokenizer.json"]
+    else:
+        made_of = sorted(reader.directory.glob("*.safetensors"))
+    mark = fingerprint(made_of, source, sorted(reader.stop_ids), length, seed)
+    store = TokenStore.open(folder, fingerprint=mark)
+    if store is None:
+        made = (
+            _read_files(source, reader, length, say)
+            if isinstance(source, ChatFiles)
+            else _sample(source, reader, length, seed, say)
+        )
+        made.save(folder, fingerprint=mark)
+        store = TokenStore.open(folder, fingerprint=mark)
+    return store
+
+
+def _read_files(source: ChatFiles, reader: Reader, length: int, say: Callable[[str], None]) -> TokenStore:
+    tokenizer = load_tokenizer(reader.directory)
+    rows = supervise_all(
+        chain.from_iterable(map(read_conversations, source.paths)),
+        tokenizer,
+        stop_ids=reader.stop_ids,
+        max_len=length,
+    )
+    store, bad = TokenStore.collect(rows)
+    note = f"; {len(bad)} rows were left out, the first because {bad[0].error}" if bad else ""
+    say(f"Read {len(store):,} conversations with {len(store.tokens):,} tokens{note}.")
+    return store
+
+
+def _sample(source: SelfSampled, reader: Reader, length: int, seed: int, say: Callable[[str], None]) -> TokenStore:
+    if not 0 < source.prompt_tokens < length:
+        raise ValueError(f"data.prompt_tokens must lie between 1 and sequence_length - 1, not {source.prompt_tokens}")
+    say(f"Sampling {source.sequences:,} sequences from the target at temperature {source.temperature:g}.")
+    slots = DecodeSlots(
+        reader.target,
+        NoDrafter(),
+        max_batch=min(_SLOTS, source.sequences),
+        max_len=length,
+        dtype=jax.tree.leaves(reader.target)[0].dtype,
+    )
+    ordinary = np.setdiff1d(np.arange(reader.target.spec.vocab_size), sorted(reader.stop_ids))
+    prompts = np.random.default_rng(seed).choice(ordinary, (source.sequences, source.prompt_tokens))
+    jobs = (
+        Job(
+            prompt=tuple(prompt.tolist()),
+            sampling=Sampling(temperature=source.temperature, seed=seed * _MIX + row),
+            max_new_tokens=length - source.prompt_tokens,
+            stop_ids=reader.stop_ids,
+            tag=row,
+        )
+        for row, prompt in enumerate(prompts)
+    )
+    # In the order of the prompts: that in which they finish is nothing to build a reproducible run on.
+    rows = sorted(generate(slots, jobs), key=lambda completion: completion.job.tag)
+    return _as_store(rows, reader.stop_ids)
+
+
+def _as_store(rows: list[Completion], stop_ids: frozenset[int]) -> TokenStore:
+    # Which stop id ended an answer is not reported, so its end can be learnt only where there is just one.
+    end = tuple(stop_ids) if len(stop_ids) == 1 else ()
+    answers = [row.tokens + (end if row.finish == "stop" else ()) for row in rows]
+    lengths = [len(row.job.prompt) + len(answer) for row, answer in zip(rows, answers, strict=True)]
+    masks = [np.arange(length) >= len(row.job.prompt) for row, length in zip(rows, lengths, strict=True)]
+    return TokenStore(
+        np.concatenate([[*row.job.prompt, *answer] for row, answer in zip(rows, answers, strict=True)]).astype(
+            np.int32
+        ),
+        np.concatenate(masks),
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        np.asarray([_hash(row.job.prompt) for row in rows], np.uint64),
+    )
+
+
+def _hash(prompt: tuple[int, ...]) -> int:
+    """64 bits of a prompt, the same in every process (Python's own hash of numbers is not documented to be)."""
+    digest = fingerprint([], *prompt)
+    return int(digest[:16], 16)

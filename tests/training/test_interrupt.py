@@ -1,0 +1,30 @@
+"""The first signal waits for the step, the second does not, and handlers come back."""
+
+import os
+import signal
+
+import pytest
+
+from dspark_jax.training.interrupt import Interrupt
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_noted_once_and_announced(number):
+    before, announced = signal.getsignal(number), []
+    with Interrupt(lambda: announced.append(True)) as interrupt:
+        assert interrupt.signal is None
+        os.kill(os.getpid(), number)
+        assert interrupt.signal is number
+        assert signal.getsignal(number) is before
+    assert announced == [True]
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    def twice():
+        with Interrupt(lambda: None):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()

@@ -36,13 +36,14 @@ class ChatTokenizer:
         if self._tokenizer.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give an instruction-tuned target, or plain text")
         try:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                return_dict=False,
+                tokenize=False,
             )
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
+        return self.encode(str(text))
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: nothing is put before or after it."""

@@ -43,16 +43,16 @@ FAMILIES = {
 
 
 def resolve(name_or_dir: str | Path) -> Path:
-    """The local directory of a target: a directory as it is, the default target's name, or a Hub repository.
+    """The local directory behind the default target's name, a directory's path or a Hub repository's name.
 
     Raises FileNotFoundError when there is no such directory or repository, PermissionError when it is gated and
     ConnectionError when the Hub cannot be reached.
     """
     name = str(name_or_dir)
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
     if name in DEFAULT_TARGET_NAMES:
         return default_target()
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser()
     return _from_hub(name)
 
 

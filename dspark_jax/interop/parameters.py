@@ -27,7 +27,7 @@ def fill(abstract: Module, table: Table, files: TensorFiles, *, elsewhere: Colle
     wanted = named_parameters(abstract)
     shapes = {path: leaf.shape for path, leaf in wanted.items()}
     read = to_parameters(table, files, shapes, elsewhere=elsewhere)
-    values = [jnp.asarray(tensor.astype(wanted[path].dtype)) for path, tensor in read]
+    values = [jnp.asarray(tensor.astype(wanted[path].dtype, copy=False)) for path, tensor in read]
     return jax.tree.unflatten(jax.tree.structure(abstract), values)
 
 

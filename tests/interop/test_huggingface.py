@@ -139,7 +139,10 @@ class TestResolve:
         assert resolve(tmp_path) == resolve(str(tmp_path)) == tmp_path
 
     @pytest.mark.parametrize("name", ["smollm2_135m", "HuggingFaceTB/SmolLM2-135M-Instruct"])
-    def test_the_default_targets_names(self, monkeypatch, name):
+    def test_the_default_targets_names(self, monkeypatch, tmp_path, name):
+        """Also where a directory happens to carry the name, as the results of a training run do."""
+        (tmp_path / name).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(huggingface, "default_target", lambda: Path("/made"))
         assert resolve(name) == Path("/made")
 

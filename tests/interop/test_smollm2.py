@@ -134,14 +134,14 @@ def test_a_cache_that_cannot_be_written(index, tmp_path):
 KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from dspark_jax.interop import smollm2
+from dspark_jax.interop import gguf_llama, smollm2
 
 def half(gguf, directory, *, stop_ids):
     (directory / "config.json").write_text("{")
     os.kill(os.getpid(), signal.SIGKILL)
 
 smollm2.GGUF_SHA256 = sys.argv[2]
-smollm2.write_huggingface_directory = half
+gguf_llama.write_huggingface_directory = half
 smollm2.default_target(Path(sys.argv[1]))
 """
 

@@ -5,7 +5,6 @@ similarity of their shingle sets, so that nothing is dropped by a hash alone.
 """
 
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,19 +14,15 @@ _BANDS, _ROWS = 32, 4
 _SHINGLE = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deduplication:
-    """`threshold`: prompts with at least this Jaccard similarity of their 3-word shingles count as one; above 1
-    only exact duplicates do."""
-
-    threshold: float = 0.6
-
-
 class Deduplicator:
-    """Remembers the texts it was shown. `exact_only` texts (templates with new numbers) skip the shingle test."""
+    """Remembers the texts it was shown.
 
-    def __init__(self, settings: Deduplication):
-        self._threshold = settings.threshold
+    Texts whose 3-word shingles have at least a Jaccard similarity of `threshold` count as one; above 1 only exact
+    duplicates do. `exact_only` texts (templates with new numbers) skip that test.
+    """
+
+    def __init__(self, threshold: float):
+        self._threshold = threshold
         self._exact: set[str] = set()
         self._shingles: list[np.ndarray] = []
         self._bands: dict[bytes, list[int]] = {}

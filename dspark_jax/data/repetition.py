@@ -11,7 +11,7 @@ class LoopRule:
     """What counts as a loop in generated tokens: a stretch of `window` n-grams of which most were there before.
 
     Cutting keeps one window of the loop: drafters meet loops when they serve, so one turn of it is worth learning.
-    An answer shorter than `min_tokens` after the cut is dropped.
+    An answer that loops before `min_tokens` tokens is dropped.
     """
 
     ngram: int = 8
@@ -30,15 +30,15 @@ def repeated_fraction(items: Sequence[Hashable], ngram: int) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def cut_length(tokens: Sequence[int], rule: LoopRule) -> int:
-    """How many tokens to keep: all of them, or up to one window after the point where they start to loop."""
+def loop_start(tokens: Sequence[int], rule: LoopRule) -> int | None:
+    """Where the first window of the rule that is mostly repetition begins; None when there is none."""
     seen = _seen_before(np.asarray(tokens, np.int64), rule.ngram)
     if len(seen) < rule.window:
-        return len(tokens)
+        return None
     counts = np.concatenate([[0], np.cumsum(seen)])
     in_window = counts[rule.window :] - counts[: -rule.window]
     looping = np.flatnonzero(in_window >= rule.repeated * rule.window)
-    return len(tokens) if not looping.size else min(len(tokens), int(looping[0]) + rule.window)
+    return int(looping[0]) if looping.size else None
 
 
 def _seen_before(tokens: np.ndarray, ngram: int) -> np.ndarray:

@@ -44,9 +44,10 @@ def test_saving_again_replaces_the_store_and_a_failed_save_leaves_the_old_one(tm
     first, _ = TokenStore.collect(rows_of(["one"]))
     second, _ = TokenStore.collect(rows_of(["one", "two"]))
     first.save(tmp_path / "tokens", fingerprint="a")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as patch:
         patch.setattr(np, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        second.save(tmp_path / "tokens", fingerprint="b")
+        with pytest.raises(OSError, match="disk full"):
+            second.save(tmp_path / "tokens", fingerprint="b")
     assert len(TokenStore.open(tmp_path / "tokens", fingerprint="a")) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
     second.save(tmp_path / "tokens", fingerprint="b")

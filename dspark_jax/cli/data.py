@@ -1,0 +1,232 @@
+"""Make training data: synthesize prompts, let the target answer them, remove what overlaps with test sets.
+
+Everything is a recipe (`dspark data recipe` shows it) and can be killed and run again: what is done is kept.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from dspark_jax.cli._meter import Meter
+from dspark_jax.data.chat import BadRow, read_conversations, read_rows
+from dspark_jax.data.decontaminate import TestSets, strings_in
+from dspark_jax.data.generation import Answer, Generate, Request
+from dspark_jax.data.journal import Journal, write_whole
+from dspark_jax.data.prompts import SeededPrompts, Selection, add_procedural, shuffled, wanted_prompts
+from dspark_jax.data.recipe import DataRecipe, read_recipe, recipe_text
+from dspark_jax.data.regenerate import Regeneration
+from dspark_jax.decoding.generate import Job, generate
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, at_least, load_model
+from dspark_jax.training.overrides import apply_overrides
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    synthesize = actions.add_parser("synthesize", help="let the target write prompts, and add procedural ones")
+    _add_recipe(synthesize)
+    _add_model(synthesize)
+    _add_output(synthesize)
+    synthesize.set_defaults(act=_synthesize)
+
+    regenerate = actions.add_parser("regenerate", help="let the target answer the user turns of a chat file")
+    _add_recipe(regenerate)
+    _add_model(regenerate)
+    _add_input(regenerate)
+    _add_output(regenerate)
+    regenerate.add_argument(
+        "--temperature", nargs="+", type=float, metavar="T", help="one is given to each row (answers.temperatures)"
+    )
+    regenerate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (answers.max_new_tokens)")
+    regenerate.set_defaults(act=_regenerate)
+
+    decontaminate = actions.add_parser("decontaminate", help="drop rows that share ten words in a row with test files")
+    _add_input(decontaminate)
+    _add_output(decontaminate)
+    decontaminate.add_argument(
+        "--tests", nargs="+", required=True, metavar="FILE", help="JSONL (every string in a row) or plain text"
+    )
+    decontaminate.set_defaults(act=_decontaminate)
+
+    show = actions.add_parser("recipe", help="print the recipe as JSON, to be kept or changed")
+    _add_recipe(show)
+    show.set_defaults(act=_show)
+
+
+def run(args: argparse.Namespace) -> int:
+    return args.act(args)
+
+
+def _synthesize(args: argparse.Namespace) -> int:
+    recipe = _recipe(args)
+    tests = TestSets.read(recipe.decontaminate)
+    selection = Selection(recipe, tests)
+    model = load_model(args, _say)
+    with Journal(_beside(args.out, "attempts")) as journal:
+        seeded = SeededPrompts(
+            recipe,
+            selection,
+            generate=_generator(model),
+            tokenizer=model.tokenizer,
+            stop_ids=model.stop_ids,
+            journal=journal,
+        )
+        with Meter("prompts", total=wanted_prompts(recipe)) as meter:
+            for kept in seeded.run():
+                meter.show(kept)
+            add_procedural(recipe, selection)
+            meter.show(len(selection.kept))
+    rows = ({"turns": list(prompt.turns), "source": prompt.source} for prompt in shuffled(selection.kept, recipe.seed))
+    write_whole(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(_beside(args.out, "recipe", ".json"), recipe_text(recipe))
+    _say(f"{args.out}: {len(selection.kept):,} prompts of {wanted_prompts(recipe):,} wanted.")
+    _say_counts("dropped", selection.dropped)
+    return 0
+
+
+def _regenerate(args: argparse.Namespace) -> int:
+    recipe = _recipe(args)
+    answering = recipe.answers
+    if args.temperature:
+        answering = replace(answering, temperatures=tuple(args.temperature))
+    if args.max_new_tokens is not None:
+        answering = replace(answering, max_new_tokens=args.max_new_tokens)
+    _refuse_same(args.input, args.out)
+    total = sum(1 for _ in read_rows(args.input))
+    model = load_model(args, _say)
+    tokens, answered, reasons = 0, 0, Counter()
+    with Journal(args.out) as rows, Journal(_beside(args.out, "rejected")) as rejected:
+        regeneration = Regeneration(
+            read_conversations(args.input),
+            generate=_generator(model),
+            tokenizer=model.tokenizer,
+            answered=rows,
+            rejected=rejected,
+            answering=answering,
+            max_len=model.max_len,
+        )
+        with Meter("rows", total=total) as meter:
+            for outcome in regeneration.outcomes():
+                tokens += outcome.tokens
+                answered += outcome.rejected is None
+                reasons.update([] if outcome.rejected is None else [outcome.rejected])
+                meter.show(regeneration.already + answered + reasons.total(), tokens=tokens)
+    _say(
+        f"{args.out}: {answered:,} rows answered with {tokens:,} tokens, {regeneration.already:,} were done before, "
+        f"{reasons.total():,} rejected."
+    )
+    if reasons:
+        _say(f"The rejected rows are in {rejected.path}; the first: {next(iter(reasons))}")
+    return 0
+
+
+def _decontaminate(args: argparse.Namespace) -> int:
+    _refuse_same(args.input, args.out)
+    tests = TestSets.read(args.tests)
+    kept, dropped = [], []
+    for row in read_rows(args.input):
+        if isinstance(row, BadRow):
+            dropped.append({"error": row.error, "text": row.text})
+            continue
+        shared = next((run for text in strings_in(row.value) if (run := tests.shared_run(text))), None)
+        if shared is None:
+            kept.append(row.text)
+        else:
+            dropped.append({"error": f"{row.where}: shares {shared!r} with a test set", "text": row.text})
+    write_whole(args.out, "".join(text + "\n" for text in kept))
+    rejected = _beside(args.out, "rejected")
+    write_whole(rejected, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dropped))
+    _say(f"{args.out}: {len(kept):,} rows kept; {len(dropped):,} dropped, with the reason in {rejected}.")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    sys.stdout.write(recipe_text(_recipe(args)))
+    return 0
+
+
+def _generator(model: LoadedModel) -> Generate:
+    """The model behind the interface that data knows; its slots, and what they compiled, last over all calls."""
+    slots = DecodeSlots(
+        model.target,
+        model.drafter,
+        max_batch=model.max_batch,
+        max_len=model.max_len,
+        policy=model.policy,
+        dtype=jnp.dtype(model.dtype),
+    )
+
+    def run(requests: Iterable[Request]) -> Iterator[Answer]:
+        jobs = (
+            Job(
+                prompt=request.prompt,
+                sampling=Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
+                max_new_tokens=request.max_new_tokens,
+                stop_ids=model.stop_ids,
+                tag=request,
+            )
+            for request in requests
+        )
+        for done in generate(slots, jobs):
+            yield Answer(request=done.job.tag, tokens=done.tokens, finish=done.finish)
+
+    return run
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", metavar="FILE", help="a recipe in JSON; fields it leaves out keep their defaults")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field, such as seeded.maths=2000"
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--batch",
+        dest="max_batch",
+        type=at_least(1),
+        default=64,
+        metavar="N",
+        help="requests that decode together (%(default)s; an accelerator takes hundreds)",
+    )
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--in", dest="input", required=True, metavar="FILE", help="JSONL rows of messages, conversations or turns"
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, metavar="FILE", help="the JSONL file to write")
+
+
+def _recipe(args: argparse.Namespace) -> DataRecipe:
+    return apply_overrides(read_recipe(args.recipe) if args.recipe else DataRecipe(), args.set)
+
+
+def _refuse_same(source: str, out: str) -> None:
+    if Path(source).resolve() == Path(out).resolve():
+        raise ValueError(f"--in and --out are both {out}: write to another file")
+
+
+def _beside(out: str, word: str, suffix: str = ".jsonl") -> Path:
+    """The companion of an output: train.jsonl -> train.rejected.jsonl."""
+    return Path(out).with_suffix(f".{word}{suffix}")
+
+
+def _say_counts(what: str, counts: Counter[str]) -> None:
+    for reason, count in counts.most_common():
+        _say(f"  {what} {count:,}: {reason}")
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -12,8 +12,7 @@ from dspark_jax.decoding.round import DecodeState
 from dspark_jax.nn.cache import KVCache, resize
 
 SMALLEST_SPAN = 256
-LARGEST_CHUNK = 512
-_SMALLEST_CHUNK = 32
+CHUNKS = (32, 128, 512)
 
 
 def row_bucket(rows: int, max_batch: int) -> int:
@@ -26,6 +25,11 @@ def span_bucket(positions: int, largest: int) -> int:
     return min(max(_power_of_two(positions), SMALLEST_SPAN), largest)
 
 
+def prefill_rows(requests: int) -> int:
+    """Rows of the pass that prefills `requests` prompts: a power of four, so that few programs are compiled."""
+    return 4 ** ((_power_of_two(requests).bit_length()) // 2)
+
+
 def prefill_chunks(lengths: Sequence[int], span: int) -> list[tuple[np.ndarray, int]]:
     """(start of each row, chunk length) of the passes that take in prompts of these lengths.
 
@@ -35,7 +39,8 @@ def prefill_chunks(lengths: Sequence[int], span: int) -> list[tuple[np.ndarray, 
     lengths_B, longest = np.asarray(lengths), max(lengths)
     chunks, done = [], 0
     while done < longest:
-        size = min(max(_power_of_two(longest - done), _SMALLEST_CHUNK), LARGEST_CHUNK, span)
+        fitting = [chunk for chunk in CHUNKS if chunk >= longest - done]
+        size = min(*fitting[:1], CHUNKS[-1], span)
         chunks.append((np.maximum(np.minimum(done, lengths_B - size), 0).astype(np.int32), size))
         done += size
     return chunks

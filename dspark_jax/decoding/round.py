@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from dspark_jax.core.arrays import Array, Float, Int, Keys
+from dspark_jax.core.arrays import Array, DType, Float, Int, Keys, pytree
 from dspark_jax.decoding.rejection import accepted_prefix, next_token_probs
 from dspark_jax.decoding.scheduler import Policy, verified_lengths
 from dspark_jax.drafters.base import Drafter
@@ -21,7 +20,7 @@ from dspark_jax.targets.model import Target
 _DRAFT, _JUDGE, _NEXT = 0, 1, 2
 
 
-@struct.dataclass
+@pytree
 class DecodeState:
     """Live rows between rounds. Caches hold everything committed before the anchor, and scratch from there on."""
 
@@ -34,7 +33,7 @@ class DecodeState:
     law: SamplingLaw
 
 
-@struct.dataclass
+@pytree
 class RoundOutput:
     """What a round committed."""
 
@@ -47,7 +46,7 @@ class RoundOutput:
     confidence_BK: Float[Array, "B K"]
 
 
-def init_state(target: Target, drafter: Drafter, batch: int, span: int, dtype: jnp.dtype) -> DecodeState:
+def init_state(target: Target, drafter: Drafter, batch: int, span: int, dtype: DType) -> DecodeState:
     """Empty rows of `span` positions, greedy until told otherwise."""
     return DecodeState(
         cache=target.init_cache(batch, span, dtype),
@@ -70,10 +69,14 @@ def prefill(
     tokens_BT: Int[Array, "B T"],
     next_tokens_BT: Int[Array, "B T"],
     start_B: Int[Array, "B"],
+    count_B: Int[Array, "B"],
 ) -> DecodeState:
-    """Take in committed tokens at start_B.. of each row. The anchor is set by the caller and is not among them."""
+    """Take in the first count_B tokens at start_B.. of each row. The anchor, the caller's to set, is not among them."""
     out = target.extend(state.cache, tokens_BT, start_B, drafter.tapped_layers)
-    return state.replace(cache=out.cache, draft=drafter.extend(state.draft, out.features_BTE, next_tokens_BT, start_B))
+    return state.replace(
+        cache=out.cache,
+        draft=drafter.extend(state.draft, target.vocabulary, out.features_BTE, next_tokens_BT, start_B, count_B),
+    )
 
 
 def decode_round(
@@ -109,7 +112,7 @@ def decode_round(
     # Commit: positions after the accepted prefix stay in the caches as scratch, overwritten by the next round.
     committed_BN = jnp.concatenate([proposal.tokens_BK, next_B[:, None]], axis=1)
     committed_BN = jnp.where(jnp.arange(block + 1) == accepted_B[:, None], next_B[:, None], committed_BN)
-    draft = drafter.extend(draft, out.features_BTE, committed_BN, start_B)
+    draft = drafter.extend(draft, target.vocabulary, out.features_BTE, committed_BN, start_B, accepted_B + 1)
     state = state.replace(cache=out.cache, draft=draft, anchor_B=next_B, position_B=start_B + accepted_B + 1)
     return state, RoundOutput(
         tokens_BN=committed_BN,

@@ -92,8 +92,9 @@ class DecodeSlots:
         def round_(weights: list[Array], state: DecodeState) -> tuple[DecodeState, RoundOutput]:
             return decode_round(*jax.tree.unflatten(treedef, weights), policy, state)
 
-        def prefill_(weights: list[Array], state: DecodeState, tokens_BT: Array, next_BT: Array, start_B: Array):
-            return prefill(*jax.tree.unflatten(treedef, weights), state, tokens_BT, next_BT, start_B)
+        def prefill_(weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array):
+            models = jax.tree.unflatten(treedef, weights)
+            return prefill(*models, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
 
         self._round = jax.jit(round_, donate_argnums=1)
         self._prefill = jax.jit(prefill_, donate_argnums=1)
@@ -223,7 +224,8 @@ class DecodeSlots:
             for row, (prompt, start) in enumerate(zip(prompts, start_B, strict=True)):
                 piece = prompt[start : start + chunk + 1]
                 window_BN[row, : len(piece)] = piece
-            state = self._prefill(self._weights, state, window_BN[:, :-1], window_BN[:, 1:], start_B)
+            count_B = np.minimum(np.asarray(lengths, np.int32) - start_B, chunk)
+            state = self._prefill(self._weights, state, window_BN, start_B, count_B)
         return state.replace(
             anchor_B=jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32),
             position_B=jnp.asarray(lengths, jnp.int32),

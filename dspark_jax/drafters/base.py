@@ -1,18 +1,17 @@
 """What every drafter offers the decode round, and the drafter that never drafts."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.ops.sampling import SamplingLaw
 
 
-@struct.dataclass
+@pytree
 class Proposal:
     """One drafted block a row."""
 
@@ -23,6 +22,7 @@ class Proposal:
     """c_k = P(token k accepted | tokens before it accepted); known before token k is sampled. 1 without a head."""
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A drafter borrows the target's vocabulary and keeps its own state of the committed context.
 
@@ -43,11 +43,16 @@ class Drafter(Protocol):
     def extend(
         self,
         state: Any,
+        vocabulary: Vocabulary,
         features_BTE: Float[Array, "B T E"],
         next_tokens_BT: Int[Array, "B T"],
         start_B: Int[Array, "B"],
+        count_B: Int[Array, "B"],
     ) -> Any:
-        """Take in the target's features of positions start_B.., each paired with the token that follows it."""
+        """Take in the target's features of positions start_B.., each paired with the token that follows it.
+
+        Only the first count_B of a row are committed; the others may be written as scratch.
+        """
         ...
 
     def propose(
@@ -73,7 +78,15 @@ class NoDrafter:
     def init_state(self, batch: int, span: int, dtype: DType) -> tuple[()]:
         return ()
 
-    def extend(self, state: tuple[()], features_BTE: Array, next_tokens_BT: Array, start_B: Array) -> tuple[()]:
+    def extend(
+        self,
+        state: tuple[()],
+        vocabulary: Vocabulary,
+        features_BTE: Array,
+        next_tokens_BT: Array,
+        start_B: Array,
+        count_B: Array,
+    ) -> tuple[()]:
         return state
 
     def propose(

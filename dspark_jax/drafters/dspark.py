@@ -1,11 +1,13 @@
-"""The DSpark drafter: a parallel backbone over the target's features, then a sequential head (section 3.1).
+"""Block drafters: a parallel backbone over the target's features (DFlash), then a sequential head (DSpark, section 3.1).
 
-The block's inputs are the anchor's embedding and K-1 mask embeddings at positions anchor..anchor+K-1; slot k
-predicts the token at anchor+k+1. In every layer keys and values are those of the context features followed by the
+A block's inputs are the anchor's embedding and mask embeddings at positions anchor, anchor+1, ... In DSpark slot k
+predicts the token at anchor+k+1, so K inputs give K drafts; in the original DFlash slot j predicts its own position
+anchor+j and the anchor's slot is unused, so K drafts take K+1 inputs. In every layer keys and values are those of the context features followed by the
 block's own, and the block attends to itself in both directions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Float, Int
 from dspark_jax.drafters.base import Proposal
-from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead
+from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
@@ -25,7 +27,11 @@ from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig:
-    """A DSpark drafter. `tapped_layers` are 0-based target layers (-1: the embedding), never the last one."""
+    """A DSpark drafter, or a DFlash one: `markov_head` None and `confidence` False.
+
+    `tapped_layers` are 0-based target layers (-1: the embedding), never the last one. `block_size` counts drafts.
+    `slot_predicts_itself`: the original DFlash's alignment.
+    """
 
     vocab_size: int
     layer: LayerSpec
@@ -34,9 +40,10 @@ class DSparkConfig:
     mask_token_id: int
     num_layers: int = 5
     block_size: int = 7
-    markov_rank: int = 256
+    markov_head: MarkovSpec | None = field(default_factory=VanillaMarkov)
     confidence: bool = True
     confidence_with_markov: bool = True
+    slot_predicts_itself: bool = False
 
     def __post_init__(self) -> None:
         if not all(-1 <= tap < self.num_target_layers - 1 for tap in self.tapped_layers):
@@ -48,6 +55,20 @@ class DSparkConfig:
             raise ValueError(
                 f"drafter: mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
             )
+
+        if self.confidence and self.confidence_with_markov and self.markov_head is None:
+            raise ValueError(
+                "drafter: confidence_with_markov needs a Markov head; set it false or give markov_rank >= 1"
+            )
+
+    @property
+    def input_slots(self) -> int:
+        """Slots the backbone computes for a block."""
+        return self.block_size + self.slot_predicts_itself
+
+    @property
+    def markov_rank(self) -> int:
+        return 0 if self.markov_head is None else self.markov_head.rank
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -65,7 +86,11 @@ class DSpark(nnx.Module):
         self.hidden_norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
         self.layers = nnx.List([Block(spec, rngs=rngs, dtype=dtype) for spec in config.layers])
         self.norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
-        self.markov_head = MarkovHead(config.vocab_size, config.markov_rank, rngs=rngs, dtype=dtype)
+        self.markov_head = (
+            MarkovHead(config.markov_head, vocab_size=config.vocab_size, d_model=width, rngs=rngs, dtype=dtype)
+            if config.markov_head
+            else None
+        )
         markov_width = config.markov_rank if config.confidence_with_markov else 0
         self.confidence_head = (
             ConfidenceHead(width + markov_width, rngs=rngs, dtype=dtype) if config.confidence else None
@@ -87,11 +112,13 @@ class DSpark(nnx.Module):
     def extend(
         self,
         state: KVCache,
+        vocabulary: Vocabulary,
         features_BTE: Float[Array, "B T E"],
         next_tokens_BT: Int[Array, "B T"],
         start_B: Int[Array, "B"],
+        count_B: Int[Array, "B"],
     ) -> KVCache:
-        """Project features of positions start_B.. into every layer's cache. The tokens themselves are not needed."""
+        """Project features of positions start_B.. into every layer's cache; nothing else is needed."""
         context_BTD = self.context(features_BTE)
         positions_BT = start_B[:, None] + jnp.arange(features_BTE.shape[1])
         pairs = [block.attention.keys_values(context_BTD, positions_BT) for block in self.layers]
@@ -111,19 +138,24 @@ class DSpark(nnx.Module):
         """Draft K tokens: one backbone pass, then a scan of the Markov head over the slots."""
         hidden_BKD, state = self.cached_block(vocabulary, state, anchor_B, start_B)
         base_BKV = vocabulary.logits(hidden_BKD)
+        carry = (anchor_B, self.markov_head.start(anchor_B.shape) if self.markov_head else None)
 
-        def slot(previous_B: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
-            hidden_BD, base_BV, offset = inputs
-            embedded_BR = self.markov_head.embed(previous_B)
-            confidence_B = jax.nn.sigmoid(self.confidence_logits(hidden_BD, embedded_BR))
-            logits_BV = base_BV + self.markov_head.bias(embedded_BR)
+        def slot(
+            carry: tuple[Array, Any], inputs: tuple[Array, Array, Array]
+        ) -> tuple[tuple[Array, Any], tuple[Array, Array, Array]]:
+            (previous_B, markov), (hidden_BD, logits_BV, offset) = carry, inputs
+            embedded_BR = None
+            if self.markov_head:
+                embedded_BR = self.markov_head.embed(previous_B)
+                markov, latent_BR = self.markov_head.step(markov, hidden_BD, embedded_BR)
+                logits_BV = logits_BV + self.markov_head.bias(latent_BR)
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
-            keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
-            token_B = sample(probs_BV, keys_B)
-            return token_B, (token_B, probs_BV, confidence_B)
+            token_B = sample(probs_BV, jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B))
+            confidence_B = jax.nn.sigmoid(self.confidence_logits(hidden_BD, embedded_BR))
+            return (token_B, markov), (token_B, probs_BV, confidence_B)
 
         slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(self.block_size))
-        _, (tokens, probs, confidence) = lax.scan(slot, anchor_B, slots)
+        _, (tokens, probs, confidence) = lax.scan(slot, carry, slots)
         return Proposal(
             tokens_BK=tokens.swapaxes(0, 1),
             probs_BKV=probs.swapaxes(0, 1),
@@ -134,20 +166,21 @@ class DSpark(nnx.Module):
         self, vocabulary: Vocabulary, state: KVCache, anchor_B: Int[Array, "B"], start_B: Int[Array, "B"]
     ) -> tuple[Float[Array, "B K D"], KVCache]:
         """Normed hidden states of one block a row. Its keys and values pass through the cache as scratch."""
-        mask = cached_block_mask(start_B, self.block_size, state.keys[0].shape[2])
+        slots = self.config.input_slots
+        mask = cached_block_mask(start_B, slots, state.keys[0].shape[2], self.config.layer.window)
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
             keys, values = write(state.keys[index], k, start_B), write(state.values[index], v, start_B)
             return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), (keys, values)
 
         x_BKD = self._block_inputs(vocabulary, anchor_B[:, None])[:, 0]
-        positions_BK = start_B[:, None] + jnp.arange(self.block_size)
+        positions_BK = start_B[:, None] + jnp.arange(slots)
         pairs = []
         for index, block in enumerate(self.layers):
             x_BKD, pair = block(x_BKD, positions_BK, lambda q, k, v, i=index: attend(i, q, k, v))
             pairs.append(pair)
         keys, values = zip(*pairs, strict=True)
-        return self.norm(x_BKD), KVCache(keys=keys, values=values)
+        return self.norm(x_BKD)[:, slots - self.block_size :], KVCache(keys=keys, values=values)
 
     # Training: every block of a sequence at once.
 
@@ -160,11 +193,11 @@ class DSpark(nnx.Module):
     ) -> Float[Array, "B A K D"]:
         """Normed hidden states of the block at every anchor; blocks see the context before it and themselves."""
         batch, length = tokens_BT.shape
-        num_anchors, block = anchors_BA.shape[1], self.block_size
+        num_anchors, block = anchors_BA.shape[1], self.config.input_slots
         context_BTD = self.context(features_BTE)
         context_positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         positions_BQ = (anchors_BA[..., None] + jnp.arange(block)).reshape(batch, -1)
-        mask = training_block_mask(anchors_BA, block, length)
+        mask = training_block_mask(anchors_BA, block, length, self.config.layer.window)
         anchor_tokens_BA = jnp.take_along_axis(tokens_BT, anchors_BA, axis=1)
         x_BQD = self._block_inputs(vocabulary, anchor_tokens_BA).reshape(batch, num_anchors * block, -1)
 
@@ -177,7 +210,7 @@ class DSpark(nnx.Module):
                 return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), None
 
             x_BQD, _ = layer(x_BQD, positions_BQ, attend)
-        return self.norm(x_BQD).reshape(batch, num_anchors, block, -1)
+        return self.norm(x_BQD).reshape(batch, num_anchors, block, -1)[:, :, block - self.block_size :]
 
     # Shared by both.
 
@@ -186,13 +219,19 @@ class DSpark(nnx.Module):
         return self.hidden_norm(features_BTE.astype(self.fc.dtype) @ self.fc[...])
 
     def head_logits(
-        self, vocabulary: Vocabulary, hidden: Float[Array, "*B D"], previous: Int[Array, "*B"]
-    ) -> tuple[Float[Array, "*B V"], Float[Array, "*B"]]:
-        """(draft logits, confidence logits) with the previous tokens given, as in training."""
-        embedded = self.markov_head.embed(previous)
-        return vocabulary.logits(hidden) + self.markov_head.bias(embedded), self.confidence_logits(hidden, embedded)
+        self, vocabulary: Vocabulary, hidden: Float[Array, "*B K D"], previous: Int[Array, "*B K"]
+    ) -> tuple[Float[Array, "*B K V"], Float[Array, "*B K"]]:
+        """(draft logits, confidence logits) of blocks whose previous tokens are given, as in training."""
+        logits = vocabulary.logits(hidden)
+        embedded = None
+        if self.markov_head:
+            embedded = self.markov_head.embed(previous)
+            logits = logits + self.markov_head.bias(self.markov_head.latents(hidden, embedded))
+        return logits, self.confidence_logits(hidden, embedded)
 
-    def confidence_logits(self, hidden: Float[Array, "*B D"], embedded: Float[Array, "*B R"]) -> Float[Array, "*B"]:
+    def confidence_logits(
+        self, hidden: Float[Array, "*B D"], embedded: Float[Array, "*B R"] | None
+    ) -> Float[Array, "*B"]:
         """Logits of c_k; +inf (certainty) where the drafter has no confidence head."""
         if self.confidence_head is None:
             return jnp.full(hidden.shape[:-1], jnp.inf, jnp.float32)
@@ -201,6 +240,6 @@ class DSpark(nnx.Module):
 
     def _block_inputs(self, vocabulary: Vocabulary, anchors_BA: Int[Array, "B A"]) -> Float[Array, "B A K D"]:
         """The committed token's embedding in slot 0, the mask token's in the others."""
-        masks = jnp.full((*anchors_BA.shape, self.block_size - 1), self.config.mask_token_id)
+        masks = jnp.full((*anchors_BA.shape, self.config.input_slots - 1), self.config.mask_token_id)
         tokens = jnp.concatenate([anchors_BA[..., None], masks], axis=-1)
         return vocabulary.embed(tokens).astype(self.fc.dtype)

@@ -1,6 +1,8 @@
 """Small modules with parameters: norm, feed-forward, vocabulary. Kernels are [in, out...]."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,37 +25,65 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(width, dtype), axes=(axis,))
 
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        wide = x.astype(jnp.float32)
-        normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.eps)
-        return self.scale[...] * normed.astype(x.dtype)
+        return self.scale[...] * rms_normalise(x, self.eps)
+
+
+def rms_normalise(x: Float[Array, "*B D"], eps: float) -> Float[Array, "*B D"]:
+    """x / rms(x) in float32, returned in x's dtype: the norm without a scale."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + eps)).astype(x.dtype)
+
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": partial(jax.nn.gelu, approximate=True)}
 
 
 class GatedMLP(nnx.Module):
-    """down(silu(gate x) * up x), gate and up in one kernel."""
+    """down(activation(gate x) * up x), gate and up in one kernel."""
 
-    def __init__(self, d_model: int, ffw: int, *, rngs: nnx.Rngs, dtype: DType):
+    def __init__(self, d_model: int, ffw: int, *, activation: str, rngs: nnx.Rngs, dtype: DType):
+        self.activation = activation
         self.gate_up = kernel(rngs, (d_model, 2, ffw), ("model", "pair", "ffw"), fan_in=d_model, dtype=dtype)
         self.down = kernel(rngs, (ffw, d_model), ("ffw", "model"), fan_in=ffw, dtype=dtype)
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         both = jnp.einsum("btd,dpf->btpf", x_BTD, self.gate_up[...])
-        return jnp.einsum("btf,fd->btd", jax.nn.silu(both[:, :, 0]) * both[:, :, 1], self.down[...])
+        gated = ACTIVATIONS[self.activation](both[:, :, 0]) * both[:, :, 1]
+        return jnp.einsum("btf,fd->btd", gated, self.down[...])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularySpec:
+    """Facts of an embedding and LM head. `embedding_scale` multiplies embeddings; `soft_cap` c bounds logits to
+    c tanh(logits / c); `tied`: the head is the embedding."""
+
+    size: int
+    d_model: int
+    tied: bool
+    embedding_scale: float | None = None
+    soft_cap: float | None = None
 
 
 class Vocabulary(nnx.Module):
     """Token embedding and LM head of a target; its drafter borrows both. `head` is None when they are tied."""
 
-    def __init__(self, vocab_size: int, d_model: int, *, tied: bool, rngs: nnx.Rngs, dtype: DType):
-        self.embedding = kernel(rngs, (vocab_size, d_model), ("vocab", "model"), fan_in=d_model, dtype=dtype)
-        self.head = (
-            None if tied else kernel(rngs, (d_model, vocab_size), ("model", "vocab"), fan_in=d_model, dtype=dtype)
-        )
+    def __init__(self, spec: VocabularySpec, *, rngs: nnx.Rngs, dtype: DType):
+        size, width = spec.size, spec.d_model
+        self.spec = spec
+        self.embedding = kernel(rngs, (size, width), ("vocab", "model"), fan_in=width, dtype=dtype)
+        self.head = None if spec.tied else kernel(rngs, (width, size), ("model", "vocab"), fan_in=width, dtype=dtype)
 
     def embed(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        return self.embedding[...][tokens]
+        embedded = self.embedding[...][tokens]
+        if self.spec.embedding_scale is None:
+            return embedded
+        # The scale is rounded to the weights' dtype first, as the family's own code does.
+        return embedded * jnp.asarray(self.spec.embedding_scale, embedded.dtype)
 
     def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """float32 logits of normed hidden states."""
         if self.head is None:
-            return jnp.einsum("...d,vd->...v", hidden, self.embedding[...], preferred_element_type=jnp.float32)
-        return jnp.einsum("...d,dv->...v", hidden, self.head[...], preferred_element_type=jnp.float32)
+            logits = jnp.einsum("...d,vd->...v", hidden, self.embedding[...], preferred_element_type=jnp.float32)
+        else:
+            logits = jnp.einsum("...d,dv->...v", hidden, self.head[...], preferred_element_type=jnp.float32)
+        cap = self.spec.soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -1,18 +1,21 @@
 """The Llama family (Llama 2 and 3, SmolLM2 and others that carry its architecture)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from dspark_jax.nn.block import LayerSpec
-from dspark_jax.ops.rope import LinearScaling, Llama3Scaling, RopeSpec
+from dspark_jax.nn.layers import VocabularySpec
+from dspark_jax.targets.fields import Config, require, rope_spec
 from dspark_jax.targets.model import TargetSpec
 
 
-def llama_spec(config: Mapping[str, Any]) -> TargetSpec:
+def llama_spec(config: Config) -> TargetSpec:
     """TargetSpec of a parsed Hugging Face config.json; ValueError names the field that cannot be honoured."""
-    _require(config, "hidden_act", "silu", supported={"silu"})
-    _require(config, "mlp_bias", False, supported={False})
-    _require(config, "attention_bias", False, supported={False})
+    require(config, "mlp_bias", False, default=False)
+    return dense_spec(config, family="llama", qk_norm=False)
+
+
+def dense_spec(config: Config, *, family: str, qk_norm: bool) -> TargetSpec:
+    """What Llama and Qwen3 have in common: identical layers with full attention and a silu feed-forward."""
+    require(config, "hidden_act", "silu", default="silu")
+    require(config, "attention_bias", False, None, default=False)
     heads = config["num_attention_heads"]
     layer = LayerSpec(
         d_model=config["hidden_size"],
@@ -22,40 +25,14 @@ def llama_spec(config: Mapping[str, Any]) -> TargetSpec:
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         rope=rope_spec(config),
         norm_eps=config["rms_norm_eps"],
+        qk_norm=qk_norm,
     )
     return TargetSpec(
-        family="llama",
-        vocab_size=config["vocab_size"],
+        family=family,
+        vocabulary=VocabularySpec(
+            size=config["vocab_size"], d_model=config["hidden_size"], tied=config.get("tie_word_embeddings", False)
+        ),
         layers=(layer,) * config["num_hidden_layers"],
         norm_eps=config["rms_norm_eps"],
-        tied=config.get("tie_word_embeddings", False),
         max_len=config["max_position_embeddings"],
     )
-
-
-def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
-    """Rotary frequencies from either spelling: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
-    fields = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = fields.get("rope_theta", config.get("rope_theta", 10_000.0))
-    kind = fields.get("rope_type", fields.get("type", "default"))
-    match kind:
-        case "default":
-            return RopeSpec(theta=theta)
-        case "linear":
-            return RopeSpec(theta=theta, scaling=LinearScaling(factor=fields["factor"]))
-        case "llama3":
-            scaling = Llama3Scaling(
-                factor=fields["factor"],
-                low_freq_factor=fields["low_freq_factor"],
-                high_freq_factor=fields["high_freq_factor"],
-                original_max_len=fields["original_max_position_embeddings"],
-            )
-            return RopeSpec(theta=theta, scaling=scaling)
-    raise ValueError(f"config.json: rope_type {kind!r} is not supported; supported are default, linear, llama3")
-
-
-def _require(config: Mapping[str, Any], field: str, default: Any, *, supported: set) -> None:
-    value = config.get(field, default)
-    if value not in supported:
-        names = ", ".join(map(repr, sorted(supported, key=str)))
-        raise ValueError(f"config.json: {field} {value!r} is not supported; supported: {names}")

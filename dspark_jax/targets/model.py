@@ -8,7 +8,7 @@ from flax import nnx, struct
 from dspark_jax.core.arrays import Array, DType, Float, Int
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
-from dspark_jax.nn.layers import RMSNorm, Vocabulary
+from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.masks import causal_mask
 
@@ -18,15 +18,18 @@ class TargetSpec:
     """What a family's config file says, in our words."""
 
     family: str
-    vocab_size: int
+    vocabulary: VocabularySpec
     layers: tuple[LayerSpec, ...]
     norm_eps: float
-    tied: bool
     max_len: int
 
     @property
     def d_model(self) -> int:
-        return self.layers[0].d_model
+        return self.vocabulary.d_model
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.size
 
 
 @struct.dataclass
@@ -46,7 +49,7 @@ class Target(nnx.Module):
 
     def __init__(self, spec: TargetSpec, *, rngs: nnx.Rngs, dtype: DType = jnp.float32):
         self.spec = spec
-        self.vocabulary = Vocabulary(spec.vocab_size, spec.d_model, tied=spec.tied, rngs=rngs, dtype=dtype)
+        self.vocabulary = Vocabulary(spec.vocabulary, rngs=rngs, dtype=dtype)
         self.layers = nnx.List([Block(layer, rngs=rngs, dtype=dtype) for layer in spec.layers])
         self.norm = RMSNorm(spec.d_model, "model", eps=spec.norm_eps, dtype=dtype)
 
@@ -57,10 +60,11 @@ class Target(nnx.Module):
         """A causal pass without a cache, as training needs it. Taps are 0-based layers; -1 is the embedding."""
         batch, length = tokens_BT.shape
         start_B = jnp.zeros(batch, jnp.int32)
-        mask = causal_mask(start_B, length, length)
+        masks = {window: causal_mask(start_B, length, length, window) for window in self._windows()}
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            return attention(q, k, v, mask, scale=self.spec.layers[index].attention_scale), None
+            spec = self.spec.layers[index]
+            return attention(q, k, v, masks[spec.window], scale=spec.attention_scale), None
 
         hidden, features, _ = self._run(tokens_BT, start_B, taps, attend)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=None)
@@ -69,16 +73,20 @@ class Target(nnx.Module):
         self, cache: KVCache, tokens_BT: Int[Array, "B T"], start_B: Int[Array, "B"], taps: tuple[int, ...]
     ) -> TargetOutput:
         """Tokens at positions start_B..start_B+T-1 of each row, after what the cache holds before start_B."""
-        mask = causal_mask(start_B, tokens_BT.shape[1], cache.keys[0].shape[2])
+        shape = (tokens_BT.shape[1], cache.keys[0].shape[2])
+        masks = {window: causal_mask(start_B, *shape, window) for window in self._windows()}
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
             keys, values = write(cache.keys[index], k, start_B), write(cache.values[index], v, start_B)
-            scale = self.spec.layers[index].attention_scale
-            return attention(q, keys, values, mask, scale=scale), (keys, values)
+            spec = self.spec.layers[index]
+            return attention(q, keys, values, masks[spec.window], scale=spec.attention_scale), (keys, values)
 
         hidden, features, pairs = self._run(tokens_BT, start_B, taps, attend)
         keys, values = zip(*pairs, strict=True)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=KVCache(keys=keys, values=values))
+
+    def _windows(self) -> set[int | None]:
+        return {spec.window for spec in self.spec.layers}
 
     def _run(self, tokens_BT, start_B, taps, attend):
         positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])

@@ -1,0 +1,172 @@
+"""Drafters that draft one token after another through one transformer layer (Eagle3, MTP).
+
+Entry i of the chain pairs the target's features of position i with the embedding of token i + 1, at rotary position i,
+and predicts token i + 2. Entries of committed positions stay in a cache; drafting goes on from the last of them with
+the layer's own output in place of features nobody has yet.
+"""
+
+from abc import abstractmethod
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from dspark_jax.core.arrays import Array, Bool, DType, Float, Int, pytree
+from dspark_jax.drafters.base import Proposal
+from dspark_jax.nn.block import Block, LayerSpec
+from dspark_jax.nn.cache import KVCache, init_cache, write
+from dspark_jax.nn.layers import RMSNorm, Vocabulary
+from dspark_jax.ops.attention import attention
+from dspark_jax.ops.masks import causal_mask
+from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
+
+
+@pytree
+class ChainState:
+    """The cache of entries before the anchor, and the last one's output."""
+
+    cache: KVCache
+    hidden_BD: Float[Array, "B D"]
+
+
+class ChainDrafter(nnx.Module):
+    """What Eagle3 and MTP share: a subclass says how features and embeddings become the layer's input."""
+
+    layer: Block
+    norm: RMSNorm
+
+    @property
+    @abstractmethod
+    def spec(self) -> LayerSpec: ...
+
+    @property
+    @abstractmethod
+    def block_size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def tapped_layers(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def fuse(self, features_BTE: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        """Target features in the width and place of the layer's own output."""
+
+    @abstractmethod
+    def inputs(
+        self, embedded_BTD: Float[Array, "B T D"], hidden_BTD: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T W"] | None]:
+        """(residual, attention input or None) of the layer, as `Block` takes them."""
+
+    # Decoding.
+
+    def init_state(self, batch: int, span: int, dtype: DType) -> ChainState:
+        return ChainState(
+            cache=init_cache((self.spec,), batch, span, dtype), hidden_BD=jnp.zeros((batch, self.spec.d_model), dtype)
+        )
+
+    def extend(
+        self,
+        state: ChainState,
+        vocabulary: Vocabulary,
+        features_BTE: Float[Array, "B T E"],
+        next_tokens_BT: Int[Array, "B T"],
+        start_B: Int[Array, "B"],
+        count_B: Int[Array, "B"],
+    ) -> ChainState:
+        """Add the entries of positions start_B.., of which the first count_B are committed."""
+        out_BTD, cache = self._cached(state.cache, vocabulary, self.fuse(features_BTE), next_tokens_BT, start_B)
+        last = jnp.maximum(count_B - 1, 0)[:, None, None]
+        last_BD = jnp.take_along_axis(out_BTD, last, axis=1)[:, 0].astype(state.hidden_BD.dtype)
+        return ChainState(cache=cache, hidden_BD=jnp.where((count_B > 0)[:, None], last_BD, state.hidden_BD))
+
+    def propose(
+        self,
+        vocabulary: Vocabulary,
+        state: ChainState,
+        anchor_B: Int[Array, "B"],
+        start_B: Int[Array, "B"],
+        law: SamplingLaw,
+    ) -> tuple[Proposal, ChainState]:
+        """Draft K tokens; entries made of drafts pass through the cache as scratch from start_B on."""
+
+        def draw(hidden_BD: Array, offset: Array) -> tuple[Array, Array]:
+            logits_BV = vocabulary.logits(self.norm(hidden_BD))
+            probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
+            return sample(probs_BV, jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)), probs_BV
+
+        def link(carry: tuple[KVCache, Array, Array], offset: Array):
+            cache, hidden_BD, token_B = carry
+            # The entry before the first draft is the last committed one, so this one sits at start + offset - 1.
+            out_BTD, cache = self._cached(cache, vocabulary, hidden_BD[:, None], token_B[:, None], start_B + offset - 1)
+            hidden_BD = out_BTD[:, 0].astype(hidden_BD.dtype)
+            token_B, probs_BV = draw(hidden_BD, offset)
+            return (cache, hidden_BD, token_B), (token_B, probs_BV)
+
+        first_B, first_probs_BV = draw(state.hidden_BD, jnp.zeros((), jnp.int32))
+        carry = (state.cache, state.hidden_BD, first_B)
+        (cache, _, _), (tokens, probs) = lax.scan(link, carry, jnp.arange(1, self.block_size))
+        tokens_BK = jnp.concatenate([first_B[:, None], tokens.swapaxes(0, 1)], axis=1)
+        return Proposal(
+            tokens_BK=tokens_BK,
+            probs_BKV=jnp.concatenate([first_probs_BV[:, None], probs.swapaxes(0, 1)], axis=1),
+            confidence_BK=jnp.ones(tokens_BK.shape, jnp.float32),
+        ), ChainState(cache=cache, hidden_BD=state.hidden_BD)
+
+    def _cached(
+        self,
+        cache: KVCache,
+        vocabulary: Vocabulary,
+        hidden_BTD: Float[Array, "B T D"],
+        tokens_BT: Int[Array, "B T"],
+        start_B: Int[Array, "B"],
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        length, span = tokens_BT.shape[1], cache.keys[0].shape[2]
+        mask = causal_mask(start_B, length, span, self.spec.window)
+
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, KVCache]:
+            keys, values = write(cache.keys[0], k, start_B), write(cache.values[0], v, start_B)
+            mixed = attention(q, keys, values, mask, scale=self.spec.attention_scale)
+            return mixed, KVCache(keys=(keys,), values=(values,))
+
+        positions_BT = start_B[:, None] + jnp.arange(length)
+        embedded_BTD = vocabulary.embed(tokens_BT).astype(hidden_BTD.dtype)
+        residual, attention_input = self.inputs(embedded_BTD, hidden_BTD)
+        return self.layer(residual, positions_BT, attend, attention_input=attention_input)
+
+    # Training.
+
+    def unrolled(
+        self,
+        vocabulary: Vocabulary,
+        tokens_BT: Int[Array, "B T"],
+        features_BTE: Float[Array, "B T E"],
+        padding_BT: Bool[Array, "B T"],
+        steps: int,
+    ) -> Float[Array, "Z B T D"]:
+        """Normed outputs of `steps` training-time steps (Eagle3's test, arXiv 2503.01840).
+
+        Step z stands for the z-th link of every chain: its token ids are shifted z further left, its hidden states are
+        the step before's outputs, its rotary positions i + z. Entry i sees the entries of step 0 up to itself and its
+        own of every step since, as it would while drafting.
+        """
+        batch, length = tokens_BT.shape
+        causal = causal_mask(jnp.zeros(batch, jnp.int32), length, length, self.spec.window) & ~padding_BT[:, None]
+        hidden_BTD, outputs = self.fuse(features_BTE), []
+        keys, values = [], []
+        for step in range(steps):
+            shifted_BT = jnp.pad(tokens_BT[:, step + 1 :], ((0, 0), (0, step + 1)))
+            positions_BT = jnp.broadcast_to(jnp.arange(length) + step, (batch, length))
+
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+                keys.append(k)
+                values.append(v)
+                mask = jnp.concatenate([causal] + [own_diagonal] * (len(keys) - 1), axis=-1)
+                all_keys, all_values = jnp.concatenate(keys, axis=2), jnp.concatenate(values, axis=2)
+                return attention(q, all_keys, all_values, mask, scale=self.spec.attention_scale), None
+
+            own_diagonal = jnp.broadcast_to(jnp.eye(length, dtype=bool), (batch, length, length))
+            residual, attention_input = self.inputs(vocabulary.embed(shifted_BT).astype(hidden_BTD.dtype), hidden_BTD)
+            hidden_BTD, _ = self.layer(residual, positions_BT, attend, attention_input=attention_input)
+            outputs.append(self.norm(hidden_BTD))
+        return jnp.stack(outputs)

@@ -50,7 +50,8 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Accepted length of a drafter on prompt sets.")
-    add_model_arguments(parser, max_batch=8)
+    add_model_arguments(parser)
+    parser.add_argument("--max-batch", type=int, default=8, help="prompts that decode together (%(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=20, help="prompts a set (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128)

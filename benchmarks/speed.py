@@ -64,7 +64,8 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Tokens per second at batch 1, side by side.")
-    add_model_arguments(parser, max_batch=1)
+    add_model_arguments(parser)
+    parser.set_defaults(max_batch=1)
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=2, help="prompts a set (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128)

@@ -14,11 +14,27 @@
 `hidden_BTD` is a [batch, tokens, width] array. Annotations are checked by beartype in tests and erased in production.
 """
 
+from typing import TypeVar, dataclass_transform
+
 import jax
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-__all__ = ["Array", "Bool", "DType", "Float", "Int", "Key", "Keys"]
+__all__ = ["Array", "Bool", "DType", "Float", "Int", "Key", "Keys", "pytree"]
+
+Class = TypeVar("Class")
 
 DType = jax.typing.DTypeLike
 Keys = Key[Array, "B"]
 """One typed PRNG key for each row of a batch."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(struct.field,))
+def pytree(cls: type[Class]) -> type[Class]:
+    """A frozen dataclass that is a pytree of its fields.
+
+    Annotations say what a computation finds in the fields. They go unchecked: jax builds the same tree of shapes,
+    shardings or host arrays.
+    """
+    cls.__no_type_check__ = True
+    return struct.dataclass(cls)

@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from dspark_jax.core.arrays import Array, Float, Int, Keys
+from dspark_jax.core.arrays import Array, DType, Float, Int, Keys, pytree
 from dspark_jax.decoding.rejection import accepted_prefix, next_token_probs
 from dspark_jax.decoding.scheduler import Policy, verified_lengths
 from dspark_jax.drafters.base import Drafter
@@ -21,7 +20,7 @@ from dspark_jax.targets.model import Target
 _DRAFT, _JUDGE, _NEXT = 0, 1, 2
 
 
-@struct.dataclass
+@pytree
 class DecodeState:
     """Live rows between rounds. Caches hold everything committed before the anchor, and scratch from there on."""
 
@@ -34,7 +33,7 @@ class DecodeState:
     law: SamplingLaw
 
 
-@struct.dataclass
+@pytree
 class RoundOutput:
     """What a round committed."""
 
@@ -47,7 +46,7 @@ class RoundOutput:
     confidence_BK: Float[Array, "B K"]
 
 
-def init_state(target: Target, drafter: Drafter, batch: int, span: int, dtype: jnp.dtype) -> DecodeState:
+def init_state(target: Target, drafter: Drafter, batch: int, span: int, dtype: DType) -> DecodeState:
     """Empty rows of `span` positions, greedy until told otherwise."""
     return DecodeState(
         cache=target.init_cache(batch, span, dtype),

@@ -1,18 +1,17 @@
 """What every drafter offers the decode round, and the drafter that never drafts."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.ops.sampling import SamplingLaw
 
 
-@struct.dataclass
+@pytree
 class Proposal:
     """One drafted block a row."""
 
@@ -23,6 +22,7 @@ class Proposal:
     """c_k = P(token k accepted | tokens before it accepted); known before token k is sampled. 1 without a head."""
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A drafter borrows the target's vocabulary and keeps its own state of the committed context.
 

@@ -29,5 +29,5 @@ class ConfidenceHead(nnx.Module):
         self.w = kernel(rngs, (width,), ("features",), fan_in=width, dtype=dtype)
         self.b = nnx.Param(jnp.zeros((), dtype), axes=())
 
-    def __call__(self, inputs: Float[Array, "*B D+R"]) -> Float[Array, "*B"]:
+    def __call__(self, inputs: Float[Array, "*B D"]) -> Float[Array, "*B"]:
         return jnp.einsum("...d,d->...", inputs, self.w[...], preferred_element_type=jnp.float32) + self.b[...]

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 
-from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.block import LayerSpec
 
 
-@struct.dataclass
+@pytree
 class KVCache:
     """Keys and values of every layer, each [B, J, S, C]. Positions nobody committed hold scratch."""
 

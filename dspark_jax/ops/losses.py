@@ -2,12 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from dspark_jax.core.arrays import Array, Bool, Float, Int
+from dspark_jax.core.arrays import Array, Bool, Float, Int, pytree
 
 
-@struct.dataclass
+@pytree
 class Mean:
     """A weighted mean not divided yet."""
 
@@ -23,7 +22,7 @@ class Mean:
         return Mean(sum=self.sum + other.sum, count=self.count + other.count)
 
 
-@struct.dataclass
+@pytree
 class BlockTerms:
     """Loss terms and per-slot metrics of drafted blocks."""
 
@@ -56,13 +55,16 @@ def block_terms(
     ce = -jnp.take_along_axis(draft_logp, labels[..., None], axis=-1)[..., 0]
     l1 = jnp.sum(jnp.abs(draft_probs - target_probs), axis=-1)
     accept = jax.lax.stop_gradient(1 - l1 / 2)
-    finite = jnp.where(jnp.isfinite(confidence_logits), confidence_logits, 0.0)
-    bce = jax.nn.softplus(finite) - accept * finite
+    # A drafter without the head is certain (+inf) and has no such term.
+    headless = jnp.isposinf(confidence_logits)
+    logits = jnp.where(headless, 0.0, confidence_logits)
+    bce = jax.nn.softplus(logits) - accept * logits
     hit = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
     blocks = tuple(range(mask.ndim - 1))
 
-    def weighted(x: Array) -> Mean:
-        return Mean(sum=jnp.sum(jnp.where(mask, x, 0.0) * weights), count=jnp.sum(weights))
+    def weighted(x: Array, counted: Array = mask) -> Mean:
+        counts = jnp.where(counted, weights, 0.0)
+        return Mean(sum=jnp.sum(jnp.where(counted, x, 0.0) * counts), count=jnp.sum(counts))
 
     def by_slot(x: Array) -> Mean:
         return Mean(
@@ -70,5 +72,9 @@ def block_terms(
         )
 
     return BlockTerms(
-        ce=weighted(ce), l1=weighted(l1), confidence=weighted(bce), accept_K=by_slot(accept), top1_K=by_slot(hit)
+        ce=weighted(ce),
+        l1=weighted(l1),
+        confidence=weighted(bce, mask & ~headless),
+        accept_K=by_slot(accept),
+        top1_K=by_slot(hit),
     )

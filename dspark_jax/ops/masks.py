@@ -17,7 +17,9 @@ def cached_block_mask(start_B: Int[Array, "B"], block: int, keys: int) -> Bool[A
     return jnp.broadcast_to(visible_B1S, (start_B.shape[0], block, keys))
 
 
-def training_block_mask(anchors_BA: Int[Array, "B A"], block: int, context: int) -> Bool[Array, "B A*K T+A*K"]:
+def training_block_mask(
+    anchors_BA: Int[Array, "B A"], block: int, context: int
+) -> Bool[Array, "B A*{block} {context}+A*{block}"]:
     """All blocks of a sequence at once: keys are the context, then the blocks themselves in order.
 
     A block sees context positions before its anchor and its own slots, nothing of any other block.

@@ -8,13 +8,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 
-from dspark_jax.core.arrays import Array, Float, Int, Keys
+from dspark_jax.core.arrays import Array, Float, Int, Keys, pytree
 
 
-@struct.dataclass
+@pytree
 class SamplingLaw:
     """Per-row sampling parameters of a batch."""
 
@@ -38,7 +37,9 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Arra
     greedy = jax.nn.one_hot(jnp.argmax(logits_BTV, axis=-1), logits_BTV.shape[-1], dtype=jnp.float32)
 
     def sampled() -> Float[Array, "B T V"]:
-        scaled = logits_BTV / jnp.where(temperature > 0, temperature, 1.0)
+        # The largest logit is taken off first: divided by a tiny temperature it would overflow.
+        centred = logits_BTV - jnp.max(logits_BTV, axis=-1, keepdims=True)
+        scaled = centred / jnp.where(temperature > 0, temperature, 1.0)
         scaled = lax.cond(jnp.any(law.top_k_B > 0), _keep_top_k, lambda x, _: x, scaled, law.top_k_B)
         probs = jax.nn.softmax(scaled, axis=-1)
         probs = lax.cond(jnp.any(law.top_p_B < 1), _keep_top_p, lambda x, _: x, probs, law.top_p_B)
@@ -81,13 +82,13 @@ def _keep_top_p(probs_BTV: Float[Array, "B T V"], top_p_B: Float[Array, "B"]) ->
         return jnp.sum(jnp.where(order >= bound[..., None], probs_BTV, 0.0), axis=-1) >= wanted
 
     threshold = _largest_threshold(enough, probs_BTV.shape[:-1])
-    kept = jnp.where((order >= threshold[..., None]) | (wanted[..., None] >= 1), probs_BTV, 0.0)
-    return kept / jnp.sum(kept, axis=-1, keepdims=True)
+    kept = jnp.where(order >= threshold[..., None], probs_BTV, 0.0)
+    return jnp.where(wanted[..., None] < 1, kept / jnp.sum(kept, axis=-1, keepdims=True), probs_BTV)
 
 
 def _ordered(x: Float[Array, "..."]) -> Int[Array, "..."]:
-    """int32 keys that compare as the float32 values do."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
+    """int32 keys that compare as the float32 values do; both zeros are one."""
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)
     return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 
@@ -99,7 +100,7 @@ def _largest_threshold(enough: Callable[[Array], Array], shape: tuple[int, ...])
     low = jnp.full(shape, jnp.iinfo(jnp.int32).min)
     high = jnp.full(shape, jnp.iinfo(jnp.int32).max)
 
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         # The overflow-free mean, rounded up.
         middle = (low & high) + ((low ^ high) >> 1) + ((low ^ high) & 1)

@@ -79,10 +79,9 @@ def _synthesize(args: argparse.Namespace) -> int:
             journal=journal,
         )
         with Meter("prompts", total=wanted_prompts(recipe)) as meter:
-            for kept in seeded.run():
-                meter.show(kept)
+            for written in seeded.run():
+                meter.show(len(selection.kept), written, "texts")
             add_procedural(recipe, selection)
-            meter.show(len(selection.kept))
     rows = ({"turns": list(prompt.turns), "source": prompt.source} for prompt in shuffled(selection.kept, recipe.seed))
     write_whole(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     write_whole(_beside(args.out, "recipe", ".json"), recipe_text(recipe))
@@ -117,7 +116,7 @@ def _regenerate(args: argparse.Namespace) -> int:
                 tokens += outcome.tokens
                 answered += outcome.rejected is None
                 reasons.update([] if outcome.rejected is None else [outcome.rejected])
-                meter.show(regeneration.already + answered + reasons.total(), tokens=tokens)
+                meter.show(regeneration.already + answered + reasons.total(), tokens, "tokens")
     _say(
         f"{args.out}: {answered:,} rows answered with {tokens:,} tokens, {regeneration.already:,} were done before, "
         f"{reasons.total():,} rejected."

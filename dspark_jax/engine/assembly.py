@@ -14,6 +14,7 @@ from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.engine.engine import Engine
+from dspark_jax.engine.openai import Served
 from dspark_jax.interop import huggingface
 from dspark_jax.interop.deepspec import load_drafter
 from dspark_jax.interop.smollm2 import cache_root
@@ -46,6 +47,15 @@ class LoadedModel:
     @property
     def drafts(self) -> bool:
         return self.drafter.block_size > 0
+
+    def served(self, engine: Engine) -> Served:
+        """What requests to an engine of this model are checked against."""
+        return Served(
+            name=self.name,
+            max_len=self.max_len,
+            vocab_size=self.target.spec.vocab_size,
+            max_choices=engine.capacity,
+        )
 
     def engine(self, *, max_queue: int, drafting: bool = True) -> Engine:
         """An engine that is not started yet; without `drafting` it decodes autoregressively."""
@@ -103,7 +113,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     """Loads what the flags name. Raises ValueError or OSError, each with a sentence for the user."""
-    _remember_compilations(say)
     directory = huggingface.resolve(args.target)
     spec = huggingface.read_spec(directory)
     max_len = min(spec.max_len, _USUAL_LEN) if args.max_len is None else args.max_len
@@ -132,6 +141,20 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         max_len=max_len,
         dtype=dtype,
     )
+
+
+def remember_compilations(say: Say) -> None:
+    """Compiled programs are kept in the user's cache, so that only the first start is slow."""
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
+        return
+    directory = cache_root() / "compiled"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say(f"Compiled programs are not kept: {directory} cannot be written ({error.strerror}).")
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -181,17 +204,3 @@ def _served_name(target: str, directory: Path) -> str:
     if Path(target).expanduser().is_dir():
         return directory.resolve().name
     return target
-
-
-def _remember_compilations(say: Say) -> None:
-    """Compiled programs are kept in the user's cache, so that only the first start is slow."""
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
-        return
-    directory = cache_root() / "compiled"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        say(f"Compiled programs are not kept: {directory} cannot be written ({error.strerror}).")
-        return
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

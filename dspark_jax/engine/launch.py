@@ -7,8 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from dspark_jax.engine.assembly import add_model_arguments, at_least, load_model
-from dspark_jax.engine.openai import Served
+from dspark_jax.engine.assembly import add_model_arguments, at_least, load_model, remember_compilations
 from dspark_jax.engine.runner import serve_until_signal
 from dspark_jax.engine.server import build_app
 
@@ -17,7 +16,7 @@ USAGE_ERROR = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until a signal: 0 after a clean stop, 1 after a failed engine, 2 for what cannot be served."""
-    args = _parser().parse_args(argv)
+    args = parse_arguments(argv)
     # Until the server handles signals itself, a polite kill is the same as Ctrl-C.
     original = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -34,15 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
+    remember_compilations(_say)
     model = load_model(args, _say)
     engine = model.engine(max_queue=args.max_queue)
-    served = Served(
-        name=model.name,
-        max_len=model.max_len,
-        vocab_size=model.target.spec.vocab_size,
-        max_choices=engine.capacity,
-    )
-    app = build_app(engine, served, model.tokenizer, api_key=args.api_key)
+    app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     drafting = f"{model.drafter.block_size} drafts a round" if model.drafts else "no drafts"
     _say(f"Compiling for up to {model.max_batch} requests at once ({drafting}); the first time takes longest ...")
     engine.start()
@@ -55,7 +49,8 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags of the server."""
     parser = argparse.ArgumentParser(
         prog="serve.py", description="Serve a model with speculative decoding behind an OpenAI-compatible API."
     )
@@ -80,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long accepted requests may take to finish after Ctrl-C (%(default)s)",
     )
-    return parser
+    return parser.parse_args(argv)
 
 
 def _port(text: str) -> int:

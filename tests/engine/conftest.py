@@ -3,12 +3,16 @@
 import codecs
 import contextlib
 import hashlib
+import json
+import shutil
 import socket
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from dspark_jax.decoding.slots import SlotRound
 from dspark_jax.engine.engine import Engine
@@ -16,6 +20,7 @@ from dspark_jax.engine.openai import Served
 from dspark_jax.engine.runner import EngineServer
 from dspark_jax.engine.server import build_app
 
+GOLDEN = Path(__file__).parent.parent / "golden"
 EOS = 0
 MAX_LEN = 200
 
@@ -190,8 +195,8 @@ def make_engine():
 class Running:
     """A server in a thread."""
 
-    def __init__(self, app, engine, slots, *, grace):
-        self.engine, self.slots = engine, slots
+    def __init__(self, app, engine, *, grace):
+        self.engine = engine
         self.said = []
         self.server = EngineServer(app, engine, grace=grace, say=self.said.append)
         self.listener = socket.socket()
@@ -212,19 +217,13 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(app, engine, slots, *, grace=5):
-    server = Running(app, engine, slots, grace=grace)
+def running(app, engine, *, grace=5):
+    server = Running(app, engine, grace=grace)
     try:
         yield server
     finally:
-        slots.gate.set()
         server.stop()
         server.join()
-
-
-def scripted_app(engine, slots, **options):
-    served = Served(name="tiny/model", max_len=slots.max_len, vocab_size=256, max_choices=engine.capacity)
-    return build_app(engine, served, ByteTokenizer(), **options)
 
 
 @pytest.fixture
@@ -235,8 +234,11 @@ def serve(make_engine):
         def start(slots=None, *, grace=5, max_queue=2, start_engine=True, **options):
             slots = ScriptedSlots() if slots is None else slots
             engine = make_engine(slots, max_queue=max_queue, start=start_engine)
-            app = scripted_app(engine, slots, **options)
-            return servers.enter_context(running(app, engine, slots, grace=grace))
+            served = Served(name="tiny/model", max_len=slots.max_len, vocab_size=256, max_choices=engine.capacity)
+            app = build_app(engine, served, ByteTokenizer(), **options)
+            server = servers.enter_context(running(app, engine, grace=grace))
+            servers.callback(slots.gate.set)
+            return server
 
         yield start
 
@@ -260,3 +262,49 @@ def make_slots():
 @pytest.fixture(name="scripted_text")
 def scripted_text_fixture():
     return scripted_text
+
+
+@pytest.fixture(scope="session")
+def tiny_target_dir(tmp_path_factory):
+    """The golden llama with a tokenizer: a model directory that can be served."""
+    directory = tmp_path_factory.mktemp("targets") / "llama_tiny"
+    shutil.copytree(GOLDEN / "targets" / "llama_tiny", directory)
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
+    # One id a byte, and two-byte ids for the rest of the model's vocabulary.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    for piece in (*letters, *(f"a{letter}" for letter in letters)):
+        if len(vocabulary) < 320:
+            vocabulary.setdefault(piece, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<pad>", "<eos>", "<bos>")])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}\n{% endfor %}a:"
+    config = {"eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter_dir():
+    return GOLDEN / "drafters" / "dspark_vanilla_llama"
+
+
+@pytest.fixture(scope="session")
+def run_server():
+    """A context that runs an application over a started engine on a loopback port."""
+    return running
+
+
+@pytest.fixture
+def byte_tokenizer():
+    return ByteTokenizer()
+
+
+@pytest.fixture
+def free_listener():
+    """A socket bound to a free loopback port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield listener

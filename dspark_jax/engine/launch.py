@@ -41,6 +41,8 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     _say(f"Compiling for up to {model.max_batch} requests at once ({drafting}); the first time takes longest ...")
     engine.start()
     code = serve_until_signal(app, engine, listener, grace=args.grace, say=_say, model=model.name)
+    # The process is ending: one more Ctrl-C has nothing left to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not engine.join(1.0):
         # Compilation or a long round cannot be interrupted; nobody waits for its result any more.
         sys.stdout.flush()

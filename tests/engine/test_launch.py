@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -106,13 +107,22 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module")
+def talkative_target(tiny_target_dir, tmp_path_factory):
+    """It hardly ever ends an answer by itself: its end-of-turn token is one that training never used."""
+    directory = tmp_path_factory.mktemp("talkative") / tiny_target_dir.name
+    shutil.copytree(tiny_target_dir, directory)
+    (directory / "generation_config.json").write_text('{"eos_token_id": 0}')
+    return directory
+
+
 @pytest.fixture
-def process(tiny_target_dir, tiny_drafter_dir, cache):
+def process(talkative_target, tiny_drafter_dir, cache):
     """serve.py as a user runs it; its lines can be read as they come."""
     started = []
 
     def start(*flags):
-        command = [sys.executable, str(ROOT / "serve.py"), "--target", str(tiny_target_dir), "--max-batch", "1"]
+        command = [sys.executable, str(ROOT / "serve.py"), "--target", str(talkative_target), "--max-batch", "1"]
         command += ["--draft", str(tiny_drafter_dir), "--port", "0", *flags]
         environment = {**os.environ, "DSPARK_CACHE": str(cache), "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
         started.append(
@@ -163,11 +173,12 @@ def test_a_signal_during_the_start_ends_with_code_0(process):
 
 
 def test_a_second_ctrl_c_ends_it_at_once(process, client):
-    server = process("--max-queue", "8")
+    server = process("--max-queue", "200")
     url = read_until(server, r"Ready: (http://\S+)/v1")[1]
-    body = {"model": "llama_tiny", "prompt": "hello", "n": 8, "temperature": 1.5}
+    body = {"model": "llama_tiny", "prompt": "hello", "n": 200, "temperature": 1.5}
     with client.stream("POST", url + "/v1/completions", json={**body, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         server.send_signal(signal.SIGINT)
         read_until(server, "Ctrl-C again")
         server.send_signal(signal.SIGINT)

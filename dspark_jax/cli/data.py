@@ -73,7 +73,7 @@ def _synthesize(args: argparse.Namespace) -> int:
         seeded = SeededPrompts(
             recipe,
             selection,
-            generate=_generator(model),
+            generate=_generator(_slots(model), model.stop_ids),
             tokenizer=model.tokenizer,
             stop_ids=model.stop_ids,
             journal=journal,
@@ -104,7 +104,7 @@ def _regenerate(args: argparse.Namespace) -> int:
     with Journal(args.out) as rows, Journal(_beside(args.out, "rejected")) as rejected:
         regeneration = Regeneration(
             read_conversations(args.input),
-            generate=_generator(model),
+            generate=_generator(_slots(model), model.stop_ids),
             tokenizer=model.tokenizer,
             answered=rows,
             rejected=rejected,
@@ -151,9 +151,8 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _generator(model: LoadedModel) -> Generate:
-    """The model behind the interface that data knows; its slots, and what they compiled, last over all calls."""
-    slots = DecodeSlots(
+def _slots(model: LoadedModel) -> DecodeSlots:
+    return DecodeSlots(
         model.target,
         model.drafter,
         max_batch=model.max_batch,
@@ -162,13 +161,17 @@ def _generator(model: LoadedModel) -> Generate:
         dtype=jnp.dtype(model.dtype),
     )
 
+
+def _generator(slots: DecodeSlots, stop_ids: frozenset[int]) -> Generate:
+    """The slots behind the interface that data knows; what they compiled lasts over all calls."""
+
     def run(requests: Iterable[Request]) -> Iterator[Answer]:
         jobs = (
             Job(
                 prompt=request.prompt,
                 sampling=Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
                 max_new_tokens=request.max_new_tokens,
-                stop_ids=model.stop_ids,
+                stop_ids=stop_ids,
                 tag=request,
             )
             for request in requests

@@ -1,12 +1,18 @@
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import dspark_jax
 from dspark_jax.cli import data as verb
 from dspark_jax.cli.main import main
-from dspark_jax.data.generation import Answer
+from dspark_jax.data.generation import Answer, Request
 from dspark_jax.data.recipe import DataRecipe, read_recipe
+from dspark_jax.decoding.generate import Job, generate
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.drafters.base import NoDrafter
+from dspark_jax.interop.huggingface import load_target
 
 ZEROS = [f"{kind}.{name}=0" for kind in ("seeded", "procedural") for name in vars(getattr(DataRecipe(), kind))]
 
@@ -37,7 +43,7 @@ def answered(monkeypatch):
     """The model answers everything alike; the fixture is the list of what it was asked."""
     asked = []
 
-    def generator(model):
+    def generator(slots, stop_ids):
         def run(requests):
             for request in requests:
                 asked.append(request)
@@ -48,6 +54,7 @@ def answered(monkeypatch):
         return run
 
     monkeypatch.setattr(verb, "load_model", lambda args, say: FakeModel())
+    monkeypatch.setattr(verb, "_slots", lambda model: None)
     monkeypatch.setattr(verb, "_generator", generator)
     return asked
 
@@ -150,3 +157,29 @@ def test_mistakes_are_one_sentence(tmp_path, answered, capsys):
         assert said in error
         assert error.count("\n") == 1
     assert file.read_text() == '{"turns": ["One?"]}\n'
+
+
+def test_the_model_behind_the_interface_answers_each_request_by_its_own_law():
+    target = load_target(Path(dspark_jax.__file__).parent / "pretrained" / "llama_tiny")
+    slots = DecodeSlots(target, NoDrafter(), max_batch=2, max_len=64)
+    laws = [(0.0, 1.0, 0), (3.0, 1.0, 1), (3.0, 1.0, 2), (3.0, 0.3, 1), (6.0, 1.0, 3)]
+    requests = [
+        Request(prompt=(3, 4, 5), temperature=t, top_p=p, seed=seed, max_new_tokens=12 + seed, tag=(t, p, seed))
+        for t, p, seed in laws
+    ]
+    answers = {answer.request.tag: answer for answer in verb._generator(slots, frozenset({7}))(iter(requests))}
+    jobs = [
+        Job(
+            prompt=request.prompt,
+            sampling=Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
+            max_new_tokens=request.max_new_tokens,
+            stop_ids=frozenset({7}),
+            tag=request.tag,
+        )
+        for request in requests
+    ]
+    expected = {done.job.tag: done for done in generate(slots, jobs)}
+    assert set(answers) == set(expected) == set(laws)
+    for tag, answer in answers.items():
+        assert (answer.tokens, answer.finish) == (expected[tag].tokens, expected[tag].finish)
+    assert len({answer.tokens[:12] for answer in answers.values()}) == len(laws)

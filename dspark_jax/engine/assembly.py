@@ -25,6 +25,8 @@ NO_DRAFT = "none"
 
 # A context longer than this is served when --max-len asks for it.
 _USUAL_LEN = 8192
+# Every size up to these is compiled before the first request, which is what keeps them small on a CPU.
+_CPU_BATCH, _ACCELERATOR_BATCH = 4, 16
 _PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
 Say = Callable[[str], None]
@@ -78,11 +80,20 @@ class LoadedModel:
             stop_ids=self.stop_ids,
             max_batch=self.max_batch,
             max_queue=max_queue,
+            rehearsal=self._usual_prompt(),
         )
+
+    def _usual_prompt(self) -> tuple[int, ...]:
+        """A short chat; nothing where the model has no chat template."""
+        try:
+            prompt = self.tokenizer.encode_chat([{"role": "user", "content": "Hello!"}])
+        except ValueError:
+            return ()
+        return tuple(prompt[: self.max_len - 1])
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that `load_model` reads, but for max_batch, which is the caller's to set or to offer."""
+    """The flags that `load_model` reads, but for max_batch, which is the caller's to offer or to set."""
     parser.add_argument(
         "--target",
         default=DEFAULT_TARGET,
@@ -119,7 +130,8 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     if max_len > spec.max_len:
         raise ValueError(f"--max-len {max_len} is more than the target's context of {spec.max_len} tokens")
     draft = _drafter_directory(args.draft, args.target, say)
-    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
     say(f"Loading the target from {directory} ({dtype}) ...")
     target = huggingface.load_target(directory, dtype=jnp.dtype(dtype))
     tokenizer = load_tokenizer(directory)
@@ -137,7 +149,7 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         tokenizer=tokenizer,
         stop_ids=stop_ids,
         policy=_policy(args.confidence_threshold, drafter),
-        max_batch=args.max_batch,
+        max_batch=args.max_batch or (_CPU_BATCH if on_cpu else _ACCELERATOR_BATCH),
         max_len=max_len,
         dtype=dtype,
     )

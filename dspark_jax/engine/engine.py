@@ -86,7 +86,9 @@ class Engine:
     """Serves requests from the slots that `make_slots` builds.
 
     `make_slots` runs on the engine's thread: once at start and again after a failure of the device, whose state
-    may be gone with it. Events reach a request's listener on the engine's thread; a listener must not block.
+    may be gone with it. `rehearsal` is a prompt of the usual kind, run once before the engine is ready so that the
+    first request finds its programs compiled. Events reach a request's listener on the engine's thread; a listener
+    must not block.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Engine:
         stop_ids: Set[int],
         max_batch: int,
         max_queue: int,
+        rehearsal: Sequence[int] = (),
     ) -> None:
         self.error: Exception | None = None
         self._state = EngineState.STARTING
@@ -104,6 +107,7 @@ class Engine:
         self._slots: Slots | None = None
         self._detokenizer = detokenizer
         self._stop_ids = frozenset(stop_ids)
+        self._rehearsal = tuple(rehearsal)
         self._batcher: Batcher[_Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
         self._live: dict[int, _Job] = {}
         self._failures = 0
@@ -174,7 +178,7 @@ class Engine:
     def _run(self) -> None:
         try:
             self._slots = self._make_slots()
-            self._slots.warm_up()
+            self._warm_up()
             self._state = EngineState.READY
             self._started.set()
             self._serve()
@@ -188,6 +192,13 @@ class Engine:
             self._end_all(unavailable(self._why_closed()))
             self._started.set()
 
+    def _warm_up(self) -> None:
+        self.slots.warm_up()
+        if self._rehearsal:
+            (handle,) = self.slots.admit_many([self._rehearsal], [Sampling()])
+            self.slots.step()
+            self.slots.release(handle)
+
     def _serve(self) -> None:
         while not self._aborted:
             self._free_cancelled()
@@ -196,6 +207,8 @@ class Engine:
                 self._step()
             elif self._batcher.closed and not self._batcher.waiting:
                 return
+            elif not self.slots.free:
+                raise RuntimeError("no slot is free although no request is live")
             else:
                 self._batcher.wait()
 

@@ -58,7 +58,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add_model_arguments(parser)
     parser.add_argument(
-        "--max-batch", type=at_least(1), default=8, metavar="N", help="requests that decode together (%(default)s)"
+        "--max-batch",
+        type=at_least(1),
+        metavar="N",
+        help="requests that decode together (by default 4 on a CPU and 16 on an accelerator)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine only)")
     parser.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for any free one (%(default)s)")

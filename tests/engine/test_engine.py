@@ -245,6 +245,14 @@ def test_a_start_that_fails_tells_the_requests_that_already_wait(make_engine, sl
     assert engine.state is EngineState.FAILED
 
 
+def test_slots_that_leak_end_the_engine_instead_of_letting_everyone_wait(make_engine, slots, caplog):
+    engine = make_engine(slots)
+    slots.admit_many([b"leaked"] * 2, [Sampling()] * 2)
+    assert submit(engine, choice()).ends()[-1].status == 503
+    assert engine.join(10.0)
+    assert engine.state is EngineState.FAILED
+
+
 def test_draining_finishes_what_was_accepted_and_takes_nothing_new(make_engine, slots):
     engine = make_engine(slots, max_queue=4)
     slots.gate.clear()

@@ -66,8 +66,8 @@ def _train(
     config: TrainConfig, run_dir: Path, checkpoints: Checkpoints, command: str, console: Console
 ) -> Finished | Stopped:
     setup = prepare(config, run_dir, lambda text: _say(console, text))
-    state, step = setup.state, 0
-    if checkpoints.latest is not None:
+    state, step, resuming = setup.state, 0, checkpoints.latest is not None
+    if resuming:
         step, state, position = checkpoints.restore(state)
         setup.batches.set_state(position)
     feed, window, report = Feed(setup.batches, setup.batch_sharding), Window(), Report(run_dir, step)
@@ -80,11 +80,11 @@ def _train(
         display.say(f"step {step}: {_accepted_lengths(values)}, held-out loss {values['loss']:.3f}")
 
     with display, interrupt:
-        if step == 0:
+        if resuming:
+            display.say(f"Resuming {run_dir} at step {step} of {setup.steps}.")
+        else:
             display.say(f"Training {run_dir} for {setup.steps} steps of {config.batch_size} sequences.")
             evaluate()
-        else:
-            display.say(f"Resuming {run_dir} at step {step} of {setup.steps}.")
         while step < setup.steps and interrupt.signal is None:
             state, metrics = setup.step(state, setup.reader.target, next(feed))
             step += 1

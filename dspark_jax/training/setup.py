@@ -57,7 +57,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     store = open_store(
         config.data, reader, run_dir / "tokens", length=config.sequence_length, seed=config.seed, say=say
     )
-    rows, held_out = split(store, validation=config.data.validation, seed=config.seed)
+    rows, held_out = split(store, validation=config.data.validation)
     batches = training_batches(
         store,
         rows,
@@ -125,7 +125,9 @@ def _refuse_long(config: TrainConfig, longest: int) -> None:
 
 def _initial(config: TrainConfig, target: Target, optimizer) -> TrainState:
     shape = draft_config(config.drafter, target.spec)
-    drafter = DSpark(shape, rngs=nnx.Rngs(config.seed), dtype=jnp.float32)
+    # rbg: a threefry program for each shape would take longer to compile than a toy run to train.
+    rngs = nnx.Rngs(params=jax.random.key(config.seed, impl="rbg"))
+    drafter = DSpark(shape, rngs=rngs, dtype=jnp.float32)
     return init_state(drafter, optimizer, jax.random.key(config.seed))
 
 

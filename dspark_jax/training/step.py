@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dspark_jax.core.arrays import Array, DType, Int, Key
+from dspark_jax.core.arrays import Array, DType, Int, Key, pytree
 from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.anchors import sample_anchors
 from dspark_jax.drafters.dspark import DSpark
@@ -20,8 +20,7 @@ Metrics = dict[str, Mean]
 """Sums and counts by name: they add over steps and devices."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
+@pytree
 class TrainState:
     """All that changes in a run: the fp32 masters, their optimizer state, the batches seen, the run's key."""
 
@@ -67,7 +66,7 @@ def train_step(
         return total_loss(terms, config.weights), terms
 
     (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(state.drafter)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.drafter)
     after = TrainState(

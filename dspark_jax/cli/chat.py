@@ -16,6 +16,7 @@ from dspark_jax.engine.blocking import stream_choice
 from dspark_jax.engine.choice import ChoiceStats, Piece
 from dspark_jax.engine.engine import Engine
 from dspark_jax.engine.errors import Refusal
+from dspark_jax.engine.leaving import leave
 from dspark_jax.engine.request import SEED_BITS, ChoiceRequest, choice_seed
 
 HELP = """\
@@ -79,20 +80,18 @@ class _Chat:
         self._turns: list[dict[str, str]] = []
         self._last: ChoiceRequest | None = None
         self._answers = 0
-        self._drafting = self._started_engine(drafting=True)
-        self._plain: Engine | None = None
+        self._engines: dict[bool, Engine] = {}
 
     def __enter__(self) -> "_Chat":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for engine in (self._drafting, self._plain):
-            if engine is not None:
-                engine.abort()
-                engine.join(5.0)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for engine in self._engines.values():
+            leave(engine, 0 if kind is None else 130)
 
     def loop(self) -> None:
         """Reads messages and commands until the input ends or /exit."""
+        self._engine(drafting=True)
         self._greet()
         while (line := self._read()) is not None:
             if not line:
@@ -173,7 +172,7 @@ class _Chat:
             self._show(piece)
 
         try:
-            answer = self._answer(self._drafting, self._last, show)
+            answer = self._answer(self._engine(drafting=True), self._last, show)
         finally:
             # What was said before Ctrl-C is part of the conversation too.
             self._turns.append({"role": "assistant", "content": "".join(said)})
@@ -202,13 +201,12 @@ class _Chat:
         if not self._model.drafts:
             self._say("There is no drafter to compare with.")
             return
-        if self._plain is None:
-            self._plain = self._started_engine(drafting=False)
+        drafting, plain_engine = self._engine(drafting=True), self._engine(drafting=False)
         with self._console.status("Answering again, with and without drafting ..."):
             # The first pass without drafts may have to compile; the one with drafts has already been here.
-            self._answer(self._plain, self._last, _hide)
-            plain = self._answer(self._plain, self._last, _hide)
-            drafted = self._answer(self._drafting, self._last, _hide)
+            self._answer(plain_engine, self._last, _hide)
+            plain = self._answer(plain_engine, self._last, _hide)
+            drafted = self._answer(drafting, self._last, _hide)
         if not plain.stats.tokens or not drafted.stats.tokens:
             self._say("The answer is empty: there is nothing to time.")
             return
@@ -245,18 +243,16 @@ class _Chat:
         self._console.out(text, style=_DRAFTED if piece.drafted else None, end="", highlight=False)
         self._console.file.flush()
 
-    def _started_engine(self, *, drafting: bool) -> Engine:
-        # One place in the queue: an answer that was just stopped still holds the only slot for a round.
-        engine = self._model.engine(max_queue=1, drafting=drafting)
-        _note("Compiling ..." if drafting else "Compiling the target without drafts ...")
-        engine.start()
-        try:
-            started = engine.wait_started()
-        except KeyboardInterrupt:
-            engine.abort()
-            raise
-        if not started:
-            raise OSError(f"the engine failed to start: {engine.error}") from engine.error
+    def _engine(self, *, drafting: bool) -> Engine:
+        """The engine with or without drafts, started when it is first needed."""
+        if drafting not in self._engines:
+            _note("Compiling ..." if drafting else "Compiling the target without drafts ...")
+            # One place in the queue: an answer that was just stopped still holds the only slot for a round.
+            self._engines[drafting] = self._model.engine(max_queue=1, drafting=drafting)
+            self._engines[drafting].start()
+        engine = self._engines[drafting]
+        if not engine.wait_started():
+            raise OSError(f"the engine failed: {engine.error}") from engine.error
         return engine
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dspark_jax.engine.assembly import add_model_arguments, at_least, load_model, remember_compilations
+from dspark_jax.engine.leaving import leave
 from dspark_jax.engine.runner import serve_until_signal
 from dspark_jax.engine.server import build_app
 
@@ -43,12 +44,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     code = serve_until_signal(app, engine, listener, grace=args.grace, say=_say, model=model.name)
     # The process is ending: one more Ctrl-C has nothing left to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not engine.join(1.0):
-        # Compilation or a long round cannot be interrupted; nobody waits for its result any more.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    return leave(engine, code)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

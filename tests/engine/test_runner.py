@@ -7,7 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from dspark_jax.decoding.slots import Sampling
 from dspark_jax.engine.engine import EngineState
+from dspark_jax.engine.leaving import leave
+from dspark_jax.engine.openai import Served
+from dspark_jax.engine.request import ChoiceRequest
 from dspark_jax.engine.runner import serve_until_signal
 from dspark_jax.engine.server import build_app
 
@@ -62,6 +66,24 @@ def test_what_outlives_the_grace_period_is_told_so(serve, client, make_slots, st
     assert server.engine.state is EngineState.STOPPED
 
 
+def test_leaving_waits_for_an_engine_that_can_end(make_engine, make_slots):
+    engine = make_engine(make_slots())
+    assert leave(engine, 0) == 0
+    assert engine.state is EngineState.STOPPED
+
+
+def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slots, monkeypatch):
+    slots = make_slots()
+    engine = make_engine(slots)
+    slots.gate.clear()
+    engine.submit([ChoiceRequest(index=0, prompt=(1,), sampling=Sampling(), max_tokens=5)], lambda event: None)
+    slots.wait_for(lambda slots: slots.requests)
+    exits = []
+    monkeypatch.setattr("os._exit", exits.append)
+    leave(engine, 130)
+    assert exits == [130]
+
+
 def test_an_idle_connection_does_not_hold_up_the_end(serve, client):
     server = serve(grace=60)
     assert client.get(server.url + "/health").status_code == 200
@@ -89,8 +111,6 @@ def run_to_the_end(make_engine, make_slots, byte_tokenizer, free_listener):
 
 
 def tiny_served(engine):
-    from dspark_jax.engine.openai import Served
-
     return Served(name="tiny/model", max_len=200, vocab_size=256, max_choices=engine.capacity)
 
 

@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from prompts import read_sets
 
@@ -82,7 +83,13 @@ def _jobs(model: LoadedModel, name: str, prompts: list[str], args: argparse.Name
 def _slots(model: LoadedModel, drafter: Drafter, batch: int) -> DecodeSlots:
     policy = model.policy if drafter is model.drafter else None
     return DecodeSlots(
-        model.target, drafter, max_batch=batch, max_len=model.max_len, policy=policy, dtype=jnp.dtype(model.dtype)
+        model.target,
+        drafter,
+        max_batch=batch,
+        max_len=model.max_len,
+        policy=policy,
+        dtype=jnp.dtype(model.dtype),
+        elastic=jax.default_backend() == "cpu",
     )
 
 

@@ -73,7 +73,7 @@ def _synthesize(args: argparse.Namespace) -> int:
         seeded = SeededPrompts(
             recipe,
             selection,
-            generate=_generator(_slots(model), model.stop_ids),
+            generate=_generator(_slots(model, args), model.stop_ids),
             tokenizer=model.tokenizer,
             stop_ids=model.stop_ids,
             journal=journal,
@@ -104,7 +104,7 @@ def _regenerate(args: argparse.Namespace) -> int:
     with Journal(args.out) as rows, Journal(_beside(args.out, "rejected")) as rejected:
         regeneration = Regeneration(
             read_conversations(args.input),
-            generate=_generator(_slots(model), model.stop_ids),
+            generate=_generator(_slots(model, args), model.stop_ids),
             tokenizer=model.tokenizer,
             answered=rows,
             rejected=rejected,
@@ -151,7 +151,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _slots(model: LoadedModel) -> DecodeSlots:
+def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
     return DecodeSlots(
         model.target,
         model.drafter,
@@ -159,6 +159,7 @@ def _slots(model: LoadedModel) -> DecodeSlots:
         max_len=model.max_len,
         policy=model.policy,
         dtype=jnp.dtype(model.dtype),
+        elastic=not args.fixed_shapes,
     )
 
 
@@ -198,6 +199,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         default=64,
         metavar="N",
         help="requests that decode together (%(default)s; an accelerator takes hundreds)",
+    )
+    parser.add_argument(
+        "--fixed-shapes",
+        action="store_true",
+        help="hold the whole batch at --max-len from the start: far fewer programs to compile, for an accelerator",
     )
 
 

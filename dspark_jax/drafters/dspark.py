@@ -20,7 +20,7 @@ from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.masks import cached_block_mask, training_block_mask
-from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
+from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +119,13 @@ class DSpark(nnx.Module):
             logits_BV = base_BV + self.markov_head.bias(embedded_BR)
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
             keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
-            token_B = sample(probs_BV, keys_B)
+            token_B = sample(probs_BV, keys_B, law.draws)
             return token_B, (token_B, probs_BV, confidence_B)
 
         slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(self.block_size))
-        _, (tokens, probs, confidence) = lax.scan(slot, anchor_B, slots)
+        # Without branches inside, the few slots run faster unrolled: a loop costs an accelerator a stall a turn.
+        unroll = self.block_size if law.draws is not Draws.ANY else 1
+        _, (tokens, probs, confidence) = lax.scan(slot, anchor_B, slots, unroll=unroll)
         return Proposal(
             tokens_BK=tokens.swapaxes(0, 1),
             probs_BKV=probs.swapaxes(0, 1),

@@ -101,7 +101,7 @@ def _train(
                 if step % config.checkpoint.every == 0 or last:
                     checkpoints.save(step, state, feed.state, flatten(config))
         report.close()
-        if step < setup.steps:
+        if interrupt.signal is not None and step < setup.steps:
             checkpoints.save(step, state, feed.state, flatten(config))
             checkpoints.wait()
             display.say(f"Stopped at step {step} of {setup.steps}, all of it saved; to go on: {command}")

@@ -69,15 +69,15 @@ def open_store(
     else:
         made_of = sorted(reader.directory.glob("*.safetensors"))
     mark = fingerprint(made_of, source, sorted(reader.stop_ids), length, seed)
-    store = TokenStore.open(folder, fingerprint=mark)
-    if store is None:
+    if TokenStore.open(folder, fingerprint=mark) is None:
         made = (
             _read_files(source, reader, length, say)
             if isinstance(source, ChatFiles)
             else _sample(source, reader, length, seed, say)
         )
         made.save(folder, fingerprint=mark)
-        store = TokenStore.open(folder, fingerprint=mark)
+    store = TokenStore.open(folder, fingerprint=mark)
+    assert store is not None
     return store
 
 

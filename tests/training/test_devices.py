@@ -76,8 +76,8 @@ print("same")
 """
 
 
-def test_four_devices_train_like_one(small_target, compilation_cache):
-    environment = os.environ | compilation_cache | {"JAX_PLATFORMS": "cpu"}
+def test_four_devices_train_like_one(small_target):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(small_target)],
         cwd=Path(__file__).parents[2],

@@ -37,24 +37,14 @@ def test_new_weights_are_decoded_with_and_old_ones_come_back(setup, small_config
 def test_the_accepted_length_is_that_of_decoding_the_same_prompts(setup, small_config):
     drafter = drafter_of(setup, small_config, 0)
     values = setup.evaluate(drafter)
-    slots = DecodeSlots(setup.reader.target, drafter, max_batch=1, max_len=24)
-    prompts = setup.evaluate._prompts
+    prompts, stop = setup.evaluate._prompts, setup.reader.stop_ids
     assert len(prompts) == 4
-    stats = [
-        completion.stats
+    jobs = [
+        Job(prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed), max_new_tokens=8, stop_ids=stop)
         for seed, prompt in enumerate(prompts)
-        for completion in generate(
-            slots,
-            [
-                Job(
-                    prompt=prompt,
-                    sampling=Sampling(temperature=1.0, seed=seed),
-                    max_new_tokens=8,
-                    stop_ids=frozenset({1}),
-                )
-            ],
-        )
     ]
+    slots = DecodeSlots(setup.reader.target, drafter, max_batch=4, max_len=24)
+    stats = [completion.stats for completion in generate(slots, jobs)]
     committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
     assert sum(s.proposed for s in stats) > 0
     assert values["accepted_length_t1"] == pytest.approx(committed / rounds)

@@ -22,6 +22,7 @@ from dspark_jax.training.report import Report, Window, read_report
 from dspark_jax.training.setup import prepare
 
 _RECORD = "metrics.json"
+_CONTENTS = "data.contents"
 _OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "metrics.jsonl")
 
 
@@ -54,7 +55,7 @@ def train(
         _delete(run_dir)
     checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint)
     try:
-        checkpoints.require(flatten(config), FREE_ON_RESUME)
+        checkpoints.require(flatten(config), FREE_ON_RESUME | {_CONTENTS})
         if (run_dir / "drafter" / _RECORD).exists():
             return _report_finished(run_dir, console)
         return _train(config, run_dir, checkpoints, command, console)
@@ -66,6 +67,8 @@ def _train(
     config: TrainConfig, run_dir: Path, checkpoints: Checkpoints, command: str, console: Console
 ) -> Finished | Stopped:
     setup = prepare(config, run_dir, lambda text: _say(console, text))
+    facts = flatten(config) | {_CONTENTS: setup.contents}
+    checkpoints.require(facts, FREE_ON_RESUME)
     state, step, resuming = setup.state, 0, checkpoints.latest is not None
     if resuming:
         step, state, position = checkpoints.restore(state)
@@ -99,10 +102,10 @@ def _train(
                 if step % config.evaluation.every == 0 or last:
                     evaluate()
                 if step % config.checkpoint.every == 0 or last:
-                    checkpoints.save(step, state, feed.state, flatten(config))
+                    checkpoints.save(step, state, feed.state, facts)
         report.close()
         if interrupt.signal is not None and step < setup.steps:
-            checkpoints.save(step, state, feed.state, flatten(config))
+            checkpoints.save(step, state, feed.state, facts)
             checkpoints.wait()
             display.say(f"Stopped at step {step} of {setup.steps}, all of it saved; to go on: {command}")
             return Stopped(step=step, signal=interrupt.signal)

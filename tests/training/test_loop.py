@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from dspark_jax.interop.deepspec import load_drafter
 from dspark_jax.interop.huggingface import load_target
@@ -163,6 +164,17 @@ def test_another_config_is_refused_before_anything_is_loaded(whole, small_config
         run(other, folder)
     free = replace(small_config, log_every=5, checkpoint=CheckpointConfig(every=1))
     assert isinstance(run(free, folder)[0], Finished)
+
+
+def test_data_that_changed_under_a_stopped_run_is_refused(whole, small_config, small_target, tmp_path):
+    target, folder = tmp_path / "target", tmp_path / "run"
+    shutil.copytree(small_target, target)
+    config = replace(small_config, target=str(target))
+    run(config, folder, Signaller("step 0: accepted length", signal.SIGINT))
+    tensors = load_file(target / "model.safetensors")
+    save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, target / "model.safetensors")
+    with pytest.raises(ValueError, match=r"data\.contents was .* when this run started"):
+        run(config, folder)
 
 
 def test_fresh_deletes_what_the_run_wrote_and_nothing_else(whole, small_config, tmp_path):

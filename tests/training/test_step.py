@@ -1,5 +1,6 @@
 """The step learns, keeps its hands off the target, and does not apply what is not finite."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from dspark_jax.interop.huggingface import load_target
 from dspark_jax.training.draft import draft_config
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
 from dspark_jax.training.report import summarise
-from dspark_jax.training.step import StepConfig, init_state, train_step
+from dspark_jax.training.step import StepConfig, init_state, measure, train_step
 
 POISON = 40
 
@@ -114,6 +115,17 @@ def test_masters_and_moments_stay_float32_under_bfloat16_compute(start, target, 
     assert dtypes == {jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)}
     assert not same(after.drafter, start.drafter)
     assert np.isfinite(summarise([metrics])["loss"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_product_of_the_forward_pass_is_computed_in_the_asked_dtype(start, target, batch, small_config, dtype):
+    config = StepConfig(anchors=8, weights=small_config.loss, dtype=jnp.dtype(dtype))
+    frozen = jax.tree.map(lambda x: x.astype(dtype), target)
+    compute = jax.jit(partial(measure, config=config))
+    program = compute.lower(start.drafter, frozen, batch, jax.random.key(0)).as_text()
+    products = re.findall(r"dot_general .*: \(tensor<[0-9x]*x(\w+)>, tensor<[0-9x]*x(\w+)>\)", program)
+    assert len(products) > 10
+    assert set(products) == {(short := {"bfloat16": "bf16", "float32": "f32"}[dtype], short)}
 
 
 def test_anchors_are_drawn_anew_each_step(step, start, target, batch):

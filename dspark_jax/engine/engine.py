@@ -8,16 +8,15 @@ from typing import Protocol, runtime_checkable
 
 from dspark_jax.decoding.slots import Sampling, SlotRound
 from dspark_jax.engine.batcher import Batcher
-from dspark_jax.engine.choice import ChoiceWriter, Detokenizer, Progress
+from dspark_jax.engine.choice import ChoiceWriter, Detokenizer
 from dspark_jax.engine.errors import Refusal, internal, queue_full, unavailable
 from dspark_jax.engine.request import ChoiceRequest
+from dspark_jax.engine.ticket import Job, Listener, Ticket
 
 # Device failures in a row, with no working round between them, after which the engine gives up.
 PATIENCE = 3
 
 _log = logging.getLogger(__name__)
-
-Listener = Callable[[Progress | Refusal], None]
 
 
 @runtime_checkable
@@ -42,44 +41,6 @@ class EngineState(enum.Enum):
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
-
-
-class Ticket:
-    """One accepted request: `cancel` it from any thread when nobody wants the rest any more."""
-
-    def __init__(self, engine: "Engine", listener: Listener) -> None:
-        self.cancelled = False
-        self.jobs: list[_Job] = []
-        self._engine = engine
-        self._listener = listener
-
-    def cancel(self) -> None:
-        """Frees what the request holds: waiting choices at once, running ones before the next round."""
-        self.cancelled = True
-        self._engine.withdraw(self)
-
-    def tell(self, event: Progress | Refusal) -> None:
-        """Hands an event to whoever listens; a listener that fails counts as gone."""
-        try:
-            self._listener(event)
-        except Exception:
-            _log.exception("a listener failed; its request is cancelled")
-            self.cancelled = True
-
-    def fail(self, refusal: Refusal) -> None:
-        """Ends the whole request with one error; later choices of it are dropped like cancelled ones."""
-        if not self.cancelled:
-            self.tell(refusal)
-            self.cancel()
-
-
-class _Job:
-    """One choice on its way through the engine."""
-
-    def __init__(self, ticket: Ticket, choice: ChoiceRequest, writer: ChoiceWriter) -> None:
-        self.ticket = ticket
-        self.choice = choice
-        self.writer = writer
 
 
 class Engine:
@@ -108,11 +69,13 @@ class Engine:
         self._detokenizer = detokenizer
         self._stop_ids = frozenset(stop_ids)
         self._rehearsal = tuple(rehearsal)
-        self._batcher: Batcher[_Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
-        self._live: dict[int, _Job] = {}
+        self._batcher: Batcher[Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
+        self._live: dict[int, Job] = {}
         self._failures = 0
         self._aborted = False
+        self._launched = False
         self._started = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -132,6 +95,8 @@ class Engine:
         return self._batcher.outstanding
 
     def start(self) -> None:
+        # Said first: a Ctrl-C inside Thread.start leaves a thread that runs and does not look alive yet.
+        self._launched = True
         self._thread.start()
 
     def wait_started(self) -> bool:
@@ -145,20 +110,15 @@ class Engine:
         Each choice ends with a `Progress` that has a finish reason, or the whole request with one `Refusal`.
         Raises `Refusal`: 429 where the queue is full, 503 where the engine takes no more work.
         """
-        ticket = Ticket(self, listener)
+        ticket = Ticket(listener, self._batcher.withdraw)
         for choice in choices:
             writer = ChoiceWriter(choice, detokenizer=self._detokenizer(), stop_ids=self._stop_ids)
-            ticket.jobs.append(_Job(ticket, choice, writer))
+            ticket.jobs.append(Job(ticket, choice, writer))
         if not self._batcher.offer(ticket.jobs):
             if self._batcher.closed:
                 raise unavailable(self._why_closed())
             raise queue_full(self._batcher.waiting)
         return ticket
-
-    def withdraw(self, ticket: Ticket) -> None:
-        """Takes a request's waiting choices out of the queue."""
-        for job in ticket.jobs:
-            self._batcher.withdraw(job)
 
     def drain(self) -> None:
         """Accepts nothing from now on and ends once everything accepted is done."""
@@ -171,9 +131,7 @@ class Engine:
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits for the thread to end after `drain` or `abort`; False where it has not ended in time."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return not self._launched or self._ended.wait(timeout)
 
     def _run(self) -> None:
         try:
@@ -191,6 +149,7 @@ class Engine:
             self._batcher.close()
             self._end_all(unavailable(self._why_closed()))
             self._started.set()
+            self._ended.set()
 
     def _warm_up(self) -> None:
         self.slots.warm_up()
@@ -219,7 +178,7 @@ class Engine:
 
     def _admit_waiting(self) -> None:
         """Fills the free slots in the order of arrival."""
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         while len(jobs) < self.slots.free and (job := self._batcher.take()) is not None:
             if job.ticket.cancelled:
                 self._batcher.done()
@@ -253,7 +212,7 @@ class Engine:
             if job is not None and not job.ticket.cancelled:
                 self._route(job, slot_round)
 
-    def _route(self, job: _Job, slot_round: SlotRound) -> None:
+    def _route(self, job: Job, slot_round: SlotRound) -> None:
         try:
             progress = job.writer.feed(slot_round)
         except Exception:

@@ -40,7 +40,6 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     drafting = f"{model.drafter.block_size} drafts a round" if model.drafts else "no drafts"
     _say(f"Compiling for up to {model.max_batch} requests at once ({drafting}); the first time takes longest ...")
-    engine.start()
     code = serve_until_signal(app, engine, listener, grace=args.grace, say=_say, model=model.name)
     # The process is ending: one more Ctrl-C has nothing left to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

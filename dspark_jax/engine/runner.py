@@ -23,7 +23,7 @@ _LAST_WORDS = 2
 def serve_until_signal(
     app: Starlette, engine: Engine, listener: socket.socket, *, grace: int, say: Callable[[str], None], model: str
 ) -> int:
-    """Serves a started engine on a bound socket. 0 after a signal, 1 where the engine failed.
+    """Starts the engine and serves it on a bound socket. 0 after a signal, 1 where the engine failed.
 
     The first SIGINT or SIGTERM stops accepting and gives accepted requests `grace` seconds; the second ends the
     process at once.
@@ -32,8 +32,11 @@ def serve_until_signal(
     watcher = threading.Thread(
         target=_watch, args=(server, engine, _url(listener), model, say), name="watcher", daemon=True
     )
-    watcher.start()
-    server.run(sockets=[listener])
+    # Taken before the engine starts: an exception out of a signal handler could come between its thread and us.
+    with server.capture_signals():
+        engine.start()
+        watcher.start()
+        server.run(sockets=[listener])
     return 1 if engine.state is EngineState.FAILED else 0
 
 

@@ -50,9 +50,6 @@ class ByteTokenizer:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant: ")
 
-    def decode(self, ids):
-        return bytes(ids).decode("utf-8", "replace")
-
     def stream(self):
         return ByteStream()
 
@@ -108,10 +105,6 @@ class ScriptedSlots:
     @property
     def free(self):
         return self.max_batch - len(self.requests)
-
-    @property
-    def live(self):
-        return tuple(self.requests)
 
     def warm_up(self):
         if self.warm_up_failures:
@@ -250,11 +243,6 @@ def client():
 
 
 @pytest.fixture
-def make_stream():
-    return ByteStream
-
-
-@pytest.fixture
 def make_slots():
     return ScriptedSlots
 
@@ -272,9 +260,8 @@ def tiny_target_dir(tmp_path_factory):
     vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
     # One id a byte, and two-byte ids for the rest of the model's vocabulary.
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    for piece in (*letters, *(f"a{letter}" for letter in letters)):
-        if len(vocabulary) < 320:
-            vocabulary.setdefault(piece, len(vocabulary))
+    pieces = [*letters, *(f"a{letter}" for letter in letters)]
+    vocabulary |= {piece: i for i, piece in enumerate(pieces[:317], start=3)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -302,9 +289,15 @@ def byte_tokenizer():
     return ByteTokenizer()
 
 
-@pytest.fixture
-def free_listener():
-    """A socket bound to a free loopback port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        yield listener
+@pytest.fixture(scope="session")
+def wait_until():
+    """Blocks until a condition holds that nobody announces; fails after ten seconds."""
+
+    def wait(condition):
+        for _ in range(2000):
+            if condition():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError("it did not happen in 10 s")
+
+    return wait

@@ -12,12 +12,12 @@ EOS = 0
 
 
 @pytest.fixture
-def write(make_stream):
+def write(byte_tokenizer):
     """Feeds rounds of (tokens, accepted) until the choice ends; all pieces, the finish and the counts."""
 
     def run(rounds, *, stop=(), max_tokens=100, proposed=4):
         choice = ChoiceRequest(index=0, prompt=(1,), sampling=Sampling(), max_tokens=max_tokens, stop=stop)
-        writer = ChoiceWriter(choice, detokenizer=make_stream(), stop_ids={EOS})
+        writer = ChoiceWriter(choice, detokenizer=byte_tokenizer.stream(), stop_ids={EOS})
         pieces = []
         for tokens, accepted in rounds:
             progress = writer.feed(

@@ -1,11 +1,13 @@
 """The engine's thread over scripted slots: order, cancellation, failures, and its end."""
 
+import contextlib
 import queue
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dspark_jax.decoding.slots import Sampling
-from dspark_jax.engine.blocking import stream_choice
 from dspark_jax.engine.engine import PATIENCE, EngineState
 from dspark_jax.engine.errors import Refusal
 from dspark_jax.engine.request import ChoiceRequest
@@ -165,31 +167,22 @@ def test_failures_with_working_rounds_between_them_do_not_add_up(make_engine, sl
     assert engine.state is EngineState.READY
 
 
-def test_a_failure_on_admission_ends_the_live_requests_too(make_engine, slots, caplog):
+@pytest.mark.parametrize(
+    ("failure", "live_ends", "built"), [(RuntimeError("out of memory"), 500, 2), (ValueError("too long"), "length", 1)]
+)
+def test_admission_may_break_the_device_or_refuse_one_request(make_engine, slots, caplog, failure, live_ends, built):
     engine = make_engine(slots)
     slots.gate.clear()
     live = submit(engine, choice(b"live"))
     slots.wait_for(lambda slots: slots.requests)
-    slots.admission_failures.append(RuntimeError("out of memory"))
+    slots.admission_failures.append(failure)
     new = submit(engine, choice(b"new"))
     slots.gate.set()
     assert new.ends()[-1].status == 500
-    assert live.ends()[-1].status == 500
+    end = live.ends()[-1]
+    assert (end.status if isinstance(end, Refusal) else end.finish) == live_ends
     assert submit(engine, choice()).ends()[-1].finish == "length"
-    assert slots.built == 2
-
-
-def test_a_request_that_the_slots_refuse_ends_alone(make_engine, slots, caplog):
-    engine = make_engine(slots)
-    slots.gate.clear()
-    live = submit(engine, choice(b"live"))
-    slots.wait_for(lambda slots: slots.requests)
-    slots.admission_failures.append(ValueError("too long"))
-    refused = submit(engine, choice(b"new"))
-    slots.gate.set()
-    assert refused.ends()[-1].status == 500
-    assert live.ends()[-1].finish == "length"
-    assert slots.built == 1
+    assert slots.built == built
 
 
 def test_a_request_whose_text_cannot_be_made_ends_alone(make_engine, slots, caplog):
@@ -285,18 +278,27 @@ def test_aborting_tells_every_open_request(make_engine, slots):
     assert engine.join(10.0)
 
 
-def test_a_choice_can_be_read_without_an_event_loop_and_left_early(make_engine, slots, scripted_text):
-    engine = make_engine(slots)
-    said = scripted_text(b"prompt", Sampling(temperature=1.0, seed=0))
-    assert "".join(progress.text for progress in stream_choice(engine, choice())) == said[:20].decode()
-    rounds = stream_choice(engine, choice(max_tokens=100))
-    assert next(rounds).text
-    rounds.close()
-    slots.wait_for(lambda slots: not slots.requests)
-
-
-def test_reading_a_choice_raises_the_refusal_it_ended_with(make_engine, slots, caplog):
-    slots.failures.append(RuntimeError("hiccup"))
-    engine = make_engine(slots)
-    with pytest.raises(Refusal):
-        list(stream_choice(engine, choice()))
+@given(st.lists(st.tuples(st.sampled_from(["submit", "cancel", "fail", "refuse"]), st.integers(1, 3)), max_size=60))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_slot_and_no_place_is_ever_lost(make_engine, make_slots, caplog, events):
+    slots = make_slots()
+    engine = make_engine(slots, max_queue=3)
+    listeners = []
+    for event, size in events:
+        if event == "submit":
+            with contextlib.suppress(Refusal):
+                listeners.append((submit(engine, *[choice(index=i) for i in range(size)]), size))
+        elif event == "cancel" and listeners:
+            listeners.pop(size % len(listeners))[0].ticket.cancel()
+        elif event == "fail" and not slots.failures:
+            slots.failures.append(RuntimeError("hiccup"))
+        elif event == "refuse" and not slots.admission_failures:
+            slots.admission_failures.append(ValueError("no"))
+    for listener, size in listeners:
+        listener.ends(size)
+    slots.failures.clear()
+    slots.admission_failures.clear()
+    engine.drain()
+    assert engine.join(10.0)
+    assert engine.outstanding == 0
+    assert slots.requests == {} or engine.state is EngineState.FAILED

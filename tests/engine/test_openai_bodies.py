@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark_jax.engine.errors import Refusal
-from dspark_jax.engine.fields import parse_object
 from dspark_jax.engine.openai import Served, read_chat, read_completion
 
 SERVED = Served(name="tiny", max_len=100, vocab_size=256, max_choices=6)
@@ -68,24 +67,6 @@ def test_every_field_of_a_chat_reaches_the_choices():
     assert second.sampling.seed not in (3, None)
     assert (first.max_tokens, first.stop) == (9, ("a", "bc"))
     assert (asked.stream, asked.include_usage) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("messages", "prompt"),
-    [
-        ([{"role": "developer", "content": "be"}, *MESSAGES], "system:be|user:hi"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "user:a\nb"),
-        (
-            [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": []}, *MESSAGES],
-            "user:hi|assistant:|user:hi",
-        ),
-        ([{"role": "tool", "content": "42", "tool_call_id": "x"}], "tool:42"),
-        ([{"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None}], "assistant:a"),
-        ([{"role": "user", "content": "hi", "name": "Ann"}], "user:hi"),
-    ],
-)
-def test_messages_become_what_templates_take(messages, prompt):
-    assert chat(messages=messages).choices[0].prompt == tuple(prompt.encode())
 
 
 @pytest.mark.parametrize(
@@ -169,28 +150,6 @@ WRONG = [
 ]
 
 WRONG_CHAT = [
-    ({"messages": None}, "messages", "messages is missing"),
-    ({"messages": []}, "messages", "at least one"),
-    ({"messages": "hi"}, "messages", "must be an array, not a string"),
-    ({"messages": ["hi"]}, "messages[0]", "must be an object, not a string"),
-    ({"messages": [{"content": "hi"}]}, "messages[0].role", "role is missing"),
-    ({"messages": [{"role": "bot", "content": "hi"}]}, "messages[0].role", "must be one of system"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "a string or an array of text parts, not null"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not an integer"),
-    ({"messages": [{"role": "user", "content": "\ud83d"}]}, "messages[0].content", "surrogate"),
-    ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]", "must be an object"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-        "must be text",
-    ),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "not null"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{}], "content": None}]},
-        "messages[0].tool_calls",
-        "neither calls tools",
-    ),
-    ({"messages": [{"role": "user", "contents": "hi"}]}, "messages[0].contents", "did you mean content?"),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "roles must alternate"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "different things"),
     ({"logprobs": True}, "logprobs", "leave it out or send false"),
@@ -259,29 +218,6 @@ def test_an_answer_that_does_not_fit_is_refused_with_numbers():
     assert refused.code == "context_length_exceeded"
     assert "101 were requested (7 in the prompt, 94 for the answer)" in refused.message
     assert "at most 93" in refused.message
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"", "not valid JSON"),
-        (b"{", "not valid JSON"),
-        (b"[1]", "must be a JSON object, not an array"),
-        (b"null", "must be a JSON object, not null"),
-        (b'"hi"', "must be a JSON object, not a string"),
-        (b'{"temperature": NaN}', "NaN is not a JSON number"),
-        (b'{"temperature": -Infinity}', "-Infinity is not a JSON number"),
-        (b"\xff{}", "not valid JSON"),
-        ('{"a": 1}'.encode("utf-16"), "not valid JSON"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "not valid JSON"),
-    ],
-)
-def test_a_body_that_is_no_json_object_is_refused(body, words):
-    with pytest.raises(Refusal) as raised:
-        parse_object(body)
-    assert (raised.value.status, raised.value.code) == (400, "invalid_json")
-    assert words in raised.value.message
 
 
 json_values = st.recursive(

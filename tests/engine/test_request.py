@@ -38,6 +38,7 @@ def test_choices_go_prompt_by_prompt_and_a_prompt_draws_the_same_alone_and_in_a_
         (3, (3,), 9),
     ]
     assert [choice.sampling for choice in listed[2:]] == [choice.sampling for choice in alone]
+    assert listed[0].sampling.seed == 11
     assert listed[0].sampling.top_k == 3
     assert listed[0].sampling.top_p == 0.9
 

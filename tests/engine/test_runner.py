@@ -1,7 +1,7 @@
 """Stopping: what happens to accepted work, and to the server when its engine fails."""
 
 import contextlib
-import threading
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -18,15 +18,7 @@ from dspark_jax.engine.server import build_app
 BODY = {"model": "tiny/model", "prompt": "hi", "max_tokens": 20}
 
 
-def wait_until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not happen in 10 s")
-
-
-def test_accepted_requests_finish_and_new_ones_find_nobody(serve, client, make_slots):
+def test_accepted_requests_finish_and_new_ones_find_nobody(serve, client, make_slots, wait_until):
     slots = make_slots(max_batch=1)
     server = serve(slots, max_queue=4)
     slots.gate.clear()
@@ -50,7 +42,7 @@ def wait_until_refused(url):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_outlives_the_grace_period_is_told_so(serve, client, make_slots, stream):
+def test_what_outlives_the_grace_period_is_told_so(serve, client, make_slots, stream, wait_until):
     slots = make_slots(script={b"hi": b"x" * 100_000}, max_len=200_000)
     server = serve(slots, grace=0)
     body = {**BODY, "max_tokens": 100_000, "stream": stream}
@@ -92,6 +84,14 @@ def test_an_idle_connection_does_not_hold_up_the_end(serve, client):
 
 
 @pytest.fixture
+def free_listener():
+    """A socket bound to a free loopback port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield listener
+
+
+@pytest.fixture
 def run_to_the_end(make_engine, make_slots, byte_tokenizer, free_listener):
     """Runs a server until it stops by itself; its exit code and what it said."""
 
@@ -103,7 +103,6 @@ def run_to_the_end(make_engine, make_slots, byte_tokenizer, free_listener):
             code = pool.submit(
                 serve_until_signal, app, engine, free_listener, grace=5, say=said.append, model="tiny/model"
             )
-            engine.start()
             during(f"http://127.0.0.1:{free_listener.getsockname()[1]}")
             return code.result(), said
 

@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from prompts import read_sets
 
@@ -50,7 +51,8 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Accepted length of a drafter on prompt sets.")
-    add_model_arguments(parser, max_batch=8)
+    add_model_arguments(parser)
+    parser.add_argument("--max-batch", type=int, default=8, help="prompts that decode together (%(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=20, help="prompts a set (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -81,7 +83,13 @@ def _jobs(model: LoadedModel, name: str, prompts: list[str], args: argparse.Name
 def _slots(model: LoadedModel, drafter: Drafter, batch: int) -> DecodeSlots:
     policy = model.policy if drafter is model.drafter else None
     return DecodeSlots(
-        model.target, drafter, max_batch=batch, max_len=model.max_len, policy=policy, dtype=jnp.dtype(model.dtype)
+        model.target,
+        drafter,
+        max_batch=batch,
+        max_len=model.max_len,
+        policy=policy,
+        dtype=jnp.dtype(model.dtype),
+        elastic=jax.default_backend() == "cpu",
     )
 
 

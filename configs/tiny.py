@@ -14,9 +14,9 @@ config = TrainConfig(
     batch_size=32,
     sequence_length=64,
     anchors=16,
-    steps=400,
-    optimizer=OptimizerConfig(learning_rate=3e-3),
-    evaluation=EvaluationConfig(every=100, batches=2, prompts=32, new_tokens=48),
+    steps=250,
+    optimizer=OptimizerConfig(learning_rate=1.5e-2, warmup=0.1, beta2=0.98),
+    evaluation=EvaluationConfig(every=50, batches=2, prompts=16, new_tokens=48),
     checkpoint=CheckpointConfig(every=100),
     precision="float32",
 )

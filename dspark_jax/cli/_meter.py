@@ -28,17 +28,15 @@ class Meter:
         self._live = console.is_terminal
         self._began = self._said = time.monotonic()
 
-    def show(self, done: int, tokens: int | None = None) -> None:
-        """`done` of the total, and the tokens made so far."""
+    def show(self, done: int, made: int, unit: str) -> None:
+        """`done` of the total, and how many units were made on the way, with their rate."""
         now = time.monotonic()
-        note = "" if tokens is None else f"{tokens:,} tokens, {tokens / max(now - self._began, 1e-9):,.0f}/s"
+        note = f"{made:,} {unit}, {made / max(now - self._began, 1e-9):,.0f}/s"
         if self._live:
             self._bar.update(self._task, completed=done, note=note)
         elif now - self._said >= _SECONDS_BETWEEN_LINES:
             self._said = now
-            self._bar.console.print(
-                f"{self._what} {done:,}/{self._total:,}  {note}".rstrip(), markup=False, highlight=False
-            )
+            self._bar.console.print(f"{self._what} {done:,}/{self._total:,}  {note}", markup=False, highlight=False)
 
     def __enter__(self) -> "Meter":
         if self._live:

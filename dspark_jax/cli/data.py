@@ -73,16 +73,15 @@ def _synthesize(args: argparse.Namespace) -> int:
         seeded = SeededPrompts(
             recipe,
             selection,
-            generate=_generator(model),
+            generate=_generator(_slots(model, args), model.stop_ids),
             tokenizer=model.tokenizer,
             stop_ids=model.stop_ids,
             journal=journal,
         )
         with Meter("prompts", total=wanted_prompts(recipe)) as meter:
-            for kept in seeded.run():
-                meter.show(kept)
+            for written in seeded.run():
+                meter.show(len(selection.kept), written, "texts")
             add_procedural(recipe, selection)
-            meter.show(len(selection.kept))
     rows = ({"turns": list(prompt.turns), "source": prompt.source} for prompt in shuffled(selection.kept, recipe.seed))
     write_whole(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     write_whole(_beside(args.out, "recipe", ".json"), recipe_text(recipe))
@@ -105,7 +104,7 @@ def _regenerate(args: argparse.Namespace) -> int:
     with Journal(args.out) as rows, Journal(_beside(args.out, "rejected")) as rejected:
         regeneration = Regeneration(
             read_conversations(args.input),
-            generate=_generator(model),
+            generate=_generator(_slots(model, args), model.stop_ids),
             tokenizer=model.tokenizer,
             answered=rows,
             rejected=rejected,
@@ -117,7 +116,7 @@ def _regenerate(args: argparse.Namespace) -> int:
                 tokens += outcome.tokens
                 answered += outcome.rejected is None
                 reasons.update([] if outcome.rejected is None else [outcome.rejected])
-                meter.show(regeneration.already + answered + reasons.total(), tokens=tokens)
+                meter.show(regeneration.already + answered + reasons.total(), tokens, "tokens")
     _say(
         f"{args.out}: {answered:,} rows answered with {tokens:,} tokens, {regeneration.already:,} were done before, "
         f"{reasons.total():,} rejected."
@@ -152,16 +151,20 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _generator(model: LoadedModel) -> Generate:
-    """The model behind the interface that data knows; its slots, and what they compiled, last over all calls."""
-    slots = DecodeSlots(
+def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
+    return DecodeSlots(
         model.target,
         model.drafter,
         max_batch=model.max_batch,
         max_len=model.max_len,
         policy=model.policy,
         dtype=jnp.dtype(model.dtype),
+        elastic=not args.fixed_shapes,
     )
+
+
+def _generator(slots: DecodeSlots, stop_ids: frozenset[int]) -> Generate:
+    """The slots behind the interface that data knows; what they compiled lasts over all calls."""
 
     def run(requests: Iterable[Request]) -> Iterator[Answer]:
         jobs = (
@@ -169,7 +172,7 @@ def _generator(model: LoadedModel) -> Generate:
                 prompt=request.prompt,
                 sampling=Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
                 max_new_tokens=request.max_new_tokens,
-                stop_ids=model.stop_ids,
+                stop_ids=stop_ids,
                 tag=request,
             )
             for request in requests
@@ -196,6 +199,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         default=64,
         metavar="N",
         help="requests that decode together (%(default)s; an accelerator takes hundreds)",
+    )
+    parser.add_argument(
+        "--fixed-shapes",
+        action="store_true",
+        help="hold the whole batch at --max-len from the start: far fewer programs to compile, for an accelerator",
     )
 
 

@@ -16,6 +16,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+@runtime_checkable
+class BatchTokenizer(Tokenizer, Protocol):
+    """A tokenizer that encodes many conversations at once, on all cores."""
+
+    def encode_chats(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], add_generation_prompt: bool = True
+    ) -> list[list[int]]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One prompt to continue. top_p 1.0 keeps the whole distribution; `tag` comes back untouched."""

@@ -116,7 +116,8 @@ class SeededPrompts:
         self._digest = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
     def run(self) -> Iterator[int]:
-        """Yields the number of prompts kept so far, after each text written and each selection."""
+        """Yields how many texts were written in this run, after each of them and after each selection."""
+        written = 0
         tried: Counter[str] = Counter()
         # Selection goes by the number of the attempt, not by when it finished, or a rerun would keep other prompts.
         while batch := self._next_attempts(tried):
@@ -126,12 +127,13 @@ class SeededPrompts:
                 row = self._text_of(answer)
                 texts[self._key(answer.request.tag)] = row
                 self._journal.append(self._key(answer.request.tag), row)
-                yield len(self._selection.kept)
+                written += 1
+                yield written
             for kind, number in batch:
                 row = texts[self._key((kind, number))]
                 if self._selection.counts[f"seeded/{kind}"] < getattr(self._recipe.seeded, kind):
                     self._selection.offer(row["text"], f"seeded/{kind}", ended=row["finish"] == "stop")
-            yield len(self._selection.kept)
+            yield written
 
     def _next_attempts(self, tried: Counter[str]) -> list[tuple[str, int]]:
         """(kind, number) of the attempts to make now, a few more than the prompts still missing."""

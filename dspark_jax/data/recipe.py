@@ -43,7 +43,7 @@ class PromptSampling:
 
     temperatures: tuple[float, ...] = (0.8, 0.9, 1.0)
     top_p: float = 0.95
-    max_new_tokens: int = 160
+    max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
         if not self.temperatures or min(self.temperatures) <= 0:

@@ -6,12 +6,15 @@ from token values: in many tokenizers the padding token is also the one that end
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from dspark_jax.data.chat import BadRow, Conversation
 from dspark_jax.data.filters import CONTROL
-from dspark_jax.data.generation import Tokenizer
+from dspark_jax.data.generation import BatchTokenizer, Tokenizer
+
+_GROUP = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,60 +35,103 @@ def supervise(
     (its renderings are then no prefixes of each other), when an answer holds a stop token itself, or when no token is
     left to learn.
     """
-    rows = conversation.as_rows()
-    answers = [i for i, row in enumerate(rows) if row["role"] == "assistant"]
-    if not answers:
-        raise ValueError("the conversation has no assistant message, so there is nothing to learn")
-    full = tokenizer.encode_chat(rows[: answers[-1] + 1], add_generation_prompt=False)
-    mask = np.zeros(len(full), bool)
-    spans = [_answer_span(rows, i, full, tokenizer, stop_ids) for i in answers]
-    for (start, stop), following in zip(spans, [*(start for start, _ in spans[1:]), len(full)], strict=True):
-        if stop > following:
-            raise ValueError("an answer ends after the next one begins: the template is not understood")
-        mask[start:stop] = True
-    length = spans[-1][1]
-    if conversation.finish == "length":
-        length -= 1
-    length = min(length, max_len)
-    if not mask[:length].any():
-        raise ValueError(f"no token of an answer is left within {max_len} tokens")
-    return Supervised(tokens=np.asarray(full[:length], np.int32), loss_mask=mask[:length])
+    whole, *befores = _renderings(conversation)
+    full = tokenizer.encode_chat(whole, add_generation_prompt=False)
+    prefixes = [tokenizer.encode_chat(rows, add_generation_prompt=True) for rows in befores]
+    return _masked(conversation, full, prefixes, tokenizer, stop_ids, max_len)
 
 
 def supervise_all(
     conversations: Iterable[Conversation | BadRow], tokenizer: Tokenizer, *, stop_ids: frozenset[int], max_len: int
 ) -> Iterator[tuple[Conversation, Supervised] | BadRow]:
-    """Each conversation with its tokens, in order; those that cannot be used come out as BadRow."""
-    for conversation in conversations:
+    """Each conversation as `supervise` has it, in order, encoded many at a time when the tokenizer can.
+
+    Those that cannot be used come out as BadRow.
+    """
+    waiting = iter(conversations)
+    while group := list(islice(waiting, _GROUP)):
+        for conversation, found in zip(group, _supervise_group(group, tokenizer, stop_ids, max_len), strict=True):
+            if isinstance(conversation, Conversation) and isinstance(found, Supervised):
+                yield conversation, found
+            elif isinstance(found, BadRow):
+                yield found
+
+
+def _supervise_group(
+    group: list[Conversation | BadRow], tokenizer: Tokenizer, stop_ids: frozenset[int], max_len: int
+) -> Iterator[Supervised | BadRow]:
+    encoded = _encode_together(group, tokenizer)
+    for i, conversation in enumerate(group):
         if isinstance(conversation, BadRow):
             yield conversation
             continue
         try:
-            supervised = supervise(conversation, tokenizer, stop_ids=stop_ids, max_len=max_len)
+            if i in encoded:
+                full, *prefixes = encoded[i]
+                yield _masked(conversation, full, prefixes, tokenizer, stop_ids, max_len)
+            else:
+                yield supervise(conversation, tokenizer, stop_ids=stop_ids, max_len=max_len)
         except ValueError as error:
             where = conversation.where
             text = "\n".join(conversation.prompts)
             yield BadRow(error=f"{where}: {error}" if where else str(error), text=text, where=where)
-        else:
-            yield conversation, supervised
 
 
-def _answer_span(
-    rows: list[dict[str, str]], i: int, full: list[int], tokenizer: Tokenizer, stop_ids: frozenset[int]
-) -> tuple[int, int]:
-    """Where answer i begins in `full` and where it ends, its end-of-turn token included."""
-    content = rows[i]["content"]
-    # The pattern spares ordinary text a second tokenisation.
-    if CONTROL.search(content) and not stop_ids.isdisjoint(tokenizer.encode(content)):
-        raise ValueError(f"message {i} holds a stop token as text, so where the answer ends is unclear")
-    before = tokenizer.encode_chat(rows[:i], add_generation_prompt=True)
-    start = len(before)
-    if full[:start] != before:
-        raise ValueError(
-            f"the chat template does not render the messages before message {i} as a prefix of the whole (it "
-            "rewrites earlier turns): use one row per answer"
+def _encode_together(group: list[Conversation | BadRow], tokenizer: Tokenizer) -> dict[int, list[list[int]]]:
+    """The ids of every rendering of the group's conversations, by place; nothing where that has to go one by one."""
+    if not isinstance(tokenizer, BatchTokenizer):
+        return {}
+    try:
+        renderings = {i: _renderings(row) for i, row in enumerate(group) if isinstance(row, Conversation)}
+        wholes = tokenizer.encode_chats([each[0] for each in renderings.values()], add_generation_prompt=False)
+        befores = iter(
+            tokenizer.encode_chats(
+                [rows for each in renderings.values() for rows in each[1:]], add_generation_prompt=True
+            )
         )
-    stop = next((at for at in range(start, len(full)) if full[at] in stop_ids), None)
-    if stop is None:
-        raise ValueError(f"the chat template ends message {i} with none of the stop tokens {sorted(stop_ids)}")
-    return start, stop + 1
+    except ValueError:
+        # One conversation that cannot be rendered spoils the batch; alone, it gets its own sentence.
+        return {}
+    return {
+        i: [whole, *islice(befores, len(each) - 1)] for (i, each), whole in zip(renderings.items(), wholes, strict=True)
+    }
+
+
+def _renderings(conversation: Conversation) -> list[list[dict[str, str]]]:
+    """What is rendered: all messages up to the last answer, then those before each answer."""
+    rows = conversation.as_rows()
+    answers = [i for i, row in enumerate(rows) if row["role"] == "assistant"]
+    if not answers:
+        raise ValueError("the conversation has no assistant message, so there is nothing to learn")
+    return [rows[: answers[-1] + 1], *(rows[:i] for i in answers)]
+
+
+def _masked(
+    conversation: Conversation,
+    full: list[int],
+    prefixes: list[list[int]],
+    tokenizer: Tokenizer,
+    stop_ids: frozenset[int],
+    max_len: int,
+) -> Supervised:
+    answers = [message.content for message in conversation.messages if message.role == "assistant"]
+    mask = np.zeros(len(full), bool)
+    stop = 0
+    for number, (answer, before) in enumerate(zip(answers, prefixes, strict=True), start=1):
+        # The pattern spares ordinary text a second tokenisation.
+        if CONTROL.search(answer) and not stop_ids.isdisjoint(tokenizer.encode(answer)):
+            raise ValueError(f"answer {number} holds a stop token as text, so where it ends is unclear")
+        start = len(before)
+        if full[:start] != before or start < stop:
+            raise ValueError(
+                f"the chat template does not render the messages before answer {number} as a prefix of the whole (it "
+                "rewrites earlier turns): use one row per answer"
+            )
+        stop = next((at + 1 for at in range(start, len(full)) if full[at] in stop_ids), 0)
+        if not stop:
+            raise ValueError(f"the chat template ends answer {number} with none of the stop tokens {sorted(stop_ids)}")
+        mask[start:stop] = True
+    length = min(stop - (conversation.finish == "length"), max_len)
+    if not mask[:length].any():
+        raise ValueError(f"no token of an answer is left within {max_len} tokens")
+    return Supervised(tokens=np.asarray(full[:length], np.int32), loss_mask=mask[:length])

@@ -33,17 +33,24 @@ class ChatTokenizer:
 
         Messages are {"role", "content"}; ValueError when there is no template or it refuses them.
         """
+        return self.encode_chats([messages], add_generation_prompt)[0]
+
+    def encode_chats(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], add_generation_prompt: bool = True
+    ) -> list[list[int]]:
+        """`encode_chat` of many conversations at once, several times faster than one by one."""
+        if not conversations:
+            return []
         if self._tokenizer.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give an instruction-tuned target, or plain text")
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+            return self._tokenizer.apply_chat_template(
+                [[dict(message) for message in messages] for messages in conversations],
                 add_generation_prompt=add_generation_prompt,
-                tokenize=False,
+                return_dict=False,
             )
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(str(text))
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: nothing is put before or after it."""

@@ -1,11 +1,12 @@
 """Offline generation: continuous batching of many prompts through one set of slots."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
-from dspark_jax.decoding.slots import DecodeSlots, Sampling, SlotRound
+from dspark_jax.decoding.slots import DecodeSlots, Flight, Sampling, SlotRound
 from dspark_jax.decoding.stats import DecodeStats
 
 
@@ -19,6 +20,10 @@ class Job:
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
     tag: Any = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"job: max_new_tokens must be at least 1, got {self.max_new_tokens}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +41,24 @@ class _Running:
     job: Job
     budget: int
     tokens: list[int] = field(default_factory=list)
-    stats: DecodeStats = field(default_factory=DecodeStats)
+    rounds: int = 0
+    proposed: int = 0
+    verified: int = 0
+    accepted: int = 0
 
 
 def generate(slots: DecodeSlots, jobs: Iterable[Job]) -> Iterator[Completion]:
     """Completions in the order in which they finish. Jobs are drawn as slots become free.
 
-    Free slots are refilled an eighth of the batch at a time, since requests prefill faster together. Raises
-    ValueError for a job the slots cannot hold. Slots are released when the iterator is closed early.
+    Free slots are refilled an eighth of the batch at a time, since requests prefill faster together. The next round is
+    on the device while the host reads the last one; a request that turns out to be finished rides along once more and
+    what that gives is dropped. Raises ValueError for a job the slots cannot hold. Slots are released when the iterator
+    is closed early.
     """
     waiting = iter(jobs)
     running: dict[int, _Running] = {}
     refill = max(1, slots.max_batch // 8)
+    flights: deque[Flight] = deque()
     try:
         while True:
             if slots.free >= refill or not running:
@@ -56,25 +67,38 @@ def generate(slots: DecodeSlots, jobs: Iterable[Job]) -> Iterator[Completion]:
                 for handle, job in zip(handles, batch, strict=True):
                     room = slots.max_len - len(job.prompt)
                     running[handle] = _Running(job=job, budget=min(job.max_new_tokens, room))
-            if not running:
+            if running:
+                flights.append(slots.start())
+            elif not flights:
                 return
-            for out in slots.step():
-                completion = _advance(running[out.handle], out)
-                if completion:
-                    del running[out.handle]
-                    slots.release(out.handle)
-                    yield completion
+            if len(flights) > 1 or not running:
+                for out in slots.finish(flights.popleft()):
+                    completion = _advance(running[out.handle], out)
+                    if completion:
+                        del running[out.handle]
+                        slots.release(out.handle)
+                        yield completion
     finally:
+        for flight in flights:
+            slots.finish(flight)
         for handle in running:
             slots.release(handle)
 
 
 def _advance(run: _Running, out: SlotRound) -> Completion | None:
-    run.stats += DecodeStats(rounds=1, proposed=out.proposed, verified=out.verified, accepted=out.accepted)
+    run.rounds += 1
+    run.proposed += out.proposed
+    run.verified += out.verified
+    run.accepted += out.accepted
     for token in out.tokens:
         if token in run.job.stop_ids:
-            return Completion(job=run.job, tokens=tuple(run.tokens), finish="stop", stats=run.stats)
+            return _completion(run, "stop")
         run.tokens.append(token)
         if len(run.tokens) >= run.budget:
-            return Completion(job=run.job, tokens=tuple(run.tokens), finish="length", stats=run.stats)
+            return _completion(run, "length")
     return None
+
+
+def _completion(run: _Running, finish: Literal["stop", "length"]) -> Completion:
+    stats = DecodeStats(rounds=run.rounds, proposed=run.proposed, verified=run.verified, accepted=run.accepted)
+    return Completion(job=run.job, tokens=tuple(run.tokens), finish=finish, stats=stats)

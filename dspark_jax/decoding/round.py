@@ -107,7 +107,7 @@ def decode_round(
     uniforms_BK = jax.vmap(lambda key: jax.random.uniform(key, (block,)))(keys_for(_JUDGE))
     accepted_B = accepted_prefix(proposal.tokens_BK, proposal.probs_BKV, target_probs_BNV, lengths_B, uniforms_BK)
     next_probs_BV = next_token_probs(proposal.probs_BKV, target_probs_BNV, accepted_B, lengths_B)
-    next_B = sample(next_probs_BV, keys_for(_NEXT))
+    next_B = sample(next_probs_BV, keys_for(_NEXT), law.draws)
 
     # Commit: positions after the accepted prefix stay in the caches as scratch, overwritten by the next round.
     committed_BN = jnp.concatenate([proposal.tokens_BK, next_B[:, None]], axis=1)

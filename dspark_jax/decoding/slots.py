@@ -5,7 +5,8 @@ pays for a full batch or a long context. `generate` and the server both drive th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +25,11 @@ from dspark_jax.decoding.buckets import (
 from dspark_jax.decoding.round import DecodeState, RoundOutput, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import FixedLength, Policy
 from dspark_jax.drafters.base import Drafter
-from dspark_jax.ops.sampling import SamplingLaw
+from dspark_jax.ops.sampling import Draws, SamplingLaw
 from dspark_jax.targets.model import Target
 
 _PREFILL_TOKENS = 16_384
+_FIXED_GROUP = 32
 _ROUNDS_BEFORE_SHRINKING = 4
 
 
@@ -45,8 +47,7 @@ class Sampling:
             raise ValueError(f"sampling: needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got {self}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlotRound:
+class SlotRound(NamedTuple):
     """What one round gave one request: accepted drafts, then the bonus or resampled token."""
 
     handle: int
@@ -54,19 +55,33 @@ class SlotRound:
     proposed: int
     verified: int
     accepted: int
-    confidence: tuple[float, ...] = field(repr=False)
+    confidence: tuple[float, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Live:
     handle: int
+    sampling: Sampling
     length: int
+    """Tokens known to be committed."""
+    in_flight: int = 0
+    """Rounds started and not finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A round on its way: its output on the device, and who sat in which row when it started."""
+
+    out: RoundOutput
+    rows: tuple[tuple[int, _Live], ...]
 
 
 class DecodeSlots:
     """Live requests and their decode state. Not thread-safe: one thread owns it.
 
-    A request may hold at most `max_len` tokens, prompt included.
+    A request may hold at most `max_len` tokens, prompt included. With `elastic` the state follows what is live;
+    without, it has the full batch and span from the start, which offline work on an accelerator prefers: there a
+    compiled program costs more than the rows it saves.
     """
 
     def __init__(
@@ -78,16 +93,21 @@ class DecodeSlots:
         max_len: int,
         policy: Policy | None = None,
         dtype: DType = jnp.float32,
+        elastic: bool = True,
     ):
         self.max_batch, self.max_len, self.block_size = max_batch, max_len, drafter.block_size
+        self._elastic, self._fixed_group = elastic, min(_FIXED_GROUP, max_batch)
         self._largest_span = max_len + drafter.block_size + 1
         self._rows: list[_Live | None] = []
+        self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
         self._handles = self._idle_rounds = 0
         policy = FixedLength() if policy is None else policy
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
         self._target = target
         self._weights, treedef = jax.tree.flatten((target, drafter))
+        # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
+        self._branch_free = all(device.platform != "cpu" for device in self._weights[0].devices())
 
         def round_(weights: list[Array], state: DecodeState) -> tuple[DecodeState, RoundOutput]:
             return decode_round(*jax.tree.unflatten(treedef, weights), policy, state)
@@ -107,12 +127,12 @@ class DecodeSlots:
     @property
     def live(self) -> tuple[int, ...]:
         """Handles of live requests."""
-        return tuple(row.handle for row in self._rows if row)
+        return tuple(self._row_of)
 
     @property
     def free(self) -> int:
         """How many more requests can be admitted."""
-        return self.max_batch - len(self.live)
+        return self.max_batch - len(self._row_of)
 
     def admit(self, prompt: Sequence[int], sampling: Sampling) -> int:
         """Prefill one request; its handle. See `admit_many`."""
@@ -128,12 +148,14 @@ class DecodeSlots:
         for prompt in prompts:
             if not 0 < len(prompt) < self.max_len:
                 raise ValueError(f"slots: a prompt holds 1 to {self.max_len - 1} tokens here, got {len(prompt)}")
+        if not prompts:
+            return []
         handles, waiting = [], list(zip(prompts, samplings, strict=True))
-        longest = max(map(len, prompts), default=0)
-        self._fit(len(self.live) + len(prompts), max(self._positions(), longest + self.block_size))
+        longest = max(map(len, prompts))
+        self._fit(len(self._row_of) + len(prompts), max(self._positions(), longest + self.block_size))
         while waiting:
             longest = max(len(prompt) for prompt, _ in waiting)
-            size = max(1, _PREFILL_TOKENS // longest)
+            size = max(1, _PREFILL_TOKENS // longest) if self._elastic else self._fixed_group
             handles += self._admit_group(waiting[:size])
             waiting = waiting[size:]
         return handles
@@ -149,34 +171,47 @@ class DecodeSlots:
 
     def release(self, handle: int) -> None:
         """Free a request's slot. An unknown handle is an error."""
-        row = next((i for i, live in enumerate(self._rows) if live and live.handle == handle), None)
-        if row is None:
+        if handle not in self._row_of:
             raise ValueError(f"slots: no live request has handle {handle}")
-        self._rows[row] = None
+        self._rows[self._row_of.pop(handle)] = None
 
     def step(self) -> list[SlotRound]:
-        """One round for every live request, in the order of their slots."""
-        if not self.live:
-            return []
-        self._fit(len(self.live), self._positions())
-        self._state, out = self._round(self._weights, self._state)
-        out = jax.device_get(out)
+        """One round for every live request."""
+        return self.finish(self.start()) if self._row_of else []
+
+    def start(self) -> Flight:
+        """Send one round for every live request to the device, without waiting for it.
+
+        Rounds may be started ahead of `finish`: the host then works while the device does. What is admitted or
+        released in between takes part from the next `start` on.
+        """
+        self._fit(len(self._row_of), self._positions())
+        riders = tuple((row, live) for row, live in enumerate(self._rows) if live)
+        if not riders:
+            raise ValueError("slots: there is no live request to run a round for")
+        for _, live in riders:
+            live.in_flight += 1
+        law = self._state.law
+        specialised = self._state.replace(law=law.replace(draws=self._draws(riders)))
+        state, out = self._round(self._weights, specialised)
+        self._state = state.replace(law=state.law.replace(draws=law.draws))
+        return Flight(out=out, rows=riders)
+
+    def finish(self, flight: Flight) -> list[SlotRound]:
+        """What a started round gave the requests that are still live. Flights are finished in order."""
+        out = jax.device_get(flight.out)
+        tokens, counts, verified = out.tokens_BN.tolist(), out.count_B.tolist(), out.verified_B.tolist()
+        confidence = out.confidence_BK.tolist()
         rounds = []
-        for row, live in enumerate(self._rows):
-            if live is None:
-                continue
-            count = int(out.count_B[row])
+        for row, live in flight.rows:
+            live.in_flight -= 1
+            count = counts[row]
             live.length += count
-            rounds.append(
-                SlotRound(
-                    handle=live.handle,
-                    tokens=tuple(out.tokens_BN[row, :count].tolist()),
-                    proposed=self.block_size,
-                    verified=int(out.verified_B[row]),
-                    accepted=count - 1,
-                    confidence=tuple(out.confidence_BK[row].tolist()),
+            if live.handle in self._row_of:
+                committed = tuple(tokens[row][:count])
+                rounds.append(
+                    SlotRound(live.handle, committed, self.block_size, verified[row], count - 1, tuple(confidence[row]))
                 )
-            )
         return rounds
 
     def warm_up(self) -> None:
@@ -193,27 +228,38 @@ class DecodeSlots:
                 return
             rows *= 2
 
+    def _draws(self, riders: tuple[tuple[int, _Live], ...]) -> Draws:
+        if not self._branch_free:
+            return Draws.ANY
+        laws = [live.sampling for _, live in riders]
+        if all(law.temperature == 0 for law in laws):
+            return Draws.GREEDY
+        return Draws.PLAIN if all(law.top_k == 0 and law.top_p == 1 for law in laws) else Draws.FILTERED
+
     def _positions(self) -> int:
-        """Positions the next round may write, over all live requests."""
-        return max((live.length for live in self._rows if live), default=0) + self.block_size
+        """Positions the next round may write, over all live requests; rounds in flight count as fully accepted."""
+        ahead = self.block_size + 1
+        lengths = (live.length + live.in_flight * ahead for live in self._rows if live)
+        return max(lengths, default=0) + self.block_size
 
     def _admit_group(self, requests: list[tuple[Sequence[int], Sampling]]) -> list[int]:
         prompts = [np.asarray(prompt, np.int32) for prompt, _ in requests]
         needed = max(self._positions(), max(map(len, prompts)) + self.block_size)
-        span = self._fit(len(self.live) + len(requests), needed)
+        span = self._fit(len(self._row_of) + len(requests), needed)
         group = self._prefilled(prompts, [sampling for _, sampling in requests], span)
         free = [row for row, live in enumerate(self._rows) if live is None][: len(requests)]
         size = group.anchor_B.shape[0]
         rows_G = np.asarray(free + [len(self._rows)] * (size - len(free)), np.int32)
         self._state = self._insert(self._state, group, rows_G)
-        for row, prompt in zip(free, prompts, strict=True):
-            self._rows[row] = _Live(handle=self._handles, length=len(prompt))
+        for row, prompt, (_, sampling) in zip(free, prompts, requests, strict=True):
+            self._rows[row] = _Live(handle=self._handles, sampling=sampling, length=len(prompt))
+            self._row_of[self._handles] = row
             self._handles += 1
-        return [self._rows[row].handle for row in free]
+        return list(range(self._handles - len(free), self._handles))
 
     def _prefilled(self, prompts: list[np.ndarray], samplings: list[Sampling], span: int) -> DecodeState:
         """A state of these requests: everything before each anchor taken in, the anchor the prompt's last token."""
-        size = prefill_rows(len(prompts))
+        size = prefill_rows(len(prompts)) if self._elastic else self._fixed_group
         padding = size - len(prompts)
         prompts = prompts + [np.zeros(1, np.int32)] * padding
         samplings = samplings + [Sampling()] * padding
@@ -243,6 +289,8 @@ class DecodeSlots:
         Growing is immediate; shrinking waits a few rounds, so that a slot freed and filled again costs nothing.
         """
         rows, span = row_bucket(requests, self.max_batch), span_bucket(positions, self._largest_span)
+        if not self._elastic:
+            rows, span = self.max_batch, self._largest_span
         if self._state is None:
             self._state, self._rows = self._empty(rows, span), [None] * rows
             return span
@@ -256,5 +304,6 @@ class DecodeSlots:
             picked = np.asarray(kept + [0] * (rows - len(kept)), np.int32)
             self._state = self._regroup(self._state, picked, span)
             self._rows = [self._rows[row] for row in kept] + [None] * (rows - len(kept))
+            self._row_of = {live.handle: row for row, live in enumerate(self._rows) if live}
             self._idle_rounds = 0
         return span

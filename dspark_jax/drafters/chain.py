@@ -19,7 +19,7 @@ from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.masks import causal_mask
-from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
+from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
 @pytree
@@ -93,7 +93,8 @@ class ChainDrafter(nnx.Module):
         def draw(hidden_BD: Array, offset: Array) -> tuple[Array, Array]:
             logits_BV = vocabulary.logits(self.norm(hidden_BD))
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
-            return sample(probs_BV, jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)), probs_BV
+            keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
+            return sample(probs_BV, keys_B, law.draws), probs_BV
 
         def link(carry: tuple[KVCache, Array, Array], offset: Array):
             cache, hidden_BD, token_B = carry
@@ -105,7 +106,8 @@ class ChainDrafter(nnx.Module):
 
         first_B, first_probs_BV = draw(state.hidden_BD, jnp.zeros((), jnp.int32))
         carry = (state.cache, state.hidden_BD, first_B)
-        (cache, _, _), (tokens, probs) = lax.scan(link, carry, jnp.arange(1, self.block_size))
+        unroll = max(1, self.block_size - 1) if law.draws is not Draws.ANY else 1
+        (cache, _, _), (tokens, probs) = lax.scan(link, carry, jnp.arange(1, self.block_size), unroll=unroll)
         tokens_BK = jnp.concatenate([first_B[:, None], tokens.swapaxes(0, 1)], axis=1)
         return Proposal(
             tokens_BK=tokens_BK,

@@ -22,7 +22,7 @@ from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.masks import cached_block_mask, training_block_mask
-from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
+from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +150,15 @@ class DSpark(nnx.Module):
                 markov, latent_BR = self.markov_head.step(markov, hidden_BD, embedded_BR)
                 logits_BV = logits_BV + self.markov_head.bias(latent_BR)
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
-            token_B = sample(probs_BV, jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B))
+            keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
+            token_B = sample(probs_BV, keys_B, law.draws)
             confidence_B = jax.nn.sigmoid(self.confidence_logits(hidden_BD, embedded_BR))
             return (token_B, markov), (token_B, probs_BV, confidence_B)
 
         slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(self.block_size))
-        _, (tokens, probs, confidence) = lax.scan(slot, carry, slots)
+        # Without branches inside, the few slots run faster unrolled: a loop costs an accelerator a stall a turn.
+        unroll = self.block_size if law.draws is not Draws.ANY else 1
+        _, (tokens, probs, confidence) = lax.scan(slot, carry, slots, unroll=unroll)
         return Proposal(
             tokens_BK=tokens.swapaxes(0, 1),
             probs_BKV=probs.swapaxes(0, 1),

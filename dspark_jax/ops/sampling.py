@@ -4,13 +4,31 @@ Both the drafter and the verifier turn logits into float32 probabilities here: t
 from are the numbers it is judged by.
 """
 
+import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import lax
 
 from dspark_jax.core.arrays import Array, Float, Int, Keys, pytree
+
+
+class Draws(enum.Enum):
+    """What is known beforehand about the laws of a batch.
+
+    Knowing less is never wrong, only slower: `ANY` decides on the device, by branches that a CPU takes cheaply and an
+    accelerator stalls on; the others compile without branches.
+    """
+
+    ANY = "any"
+    GREEDY = "greedy"
+    """Every row has temperature 0."""
+    PLAIN = "plain"
+    """No row has a top-k or top-p."""
+    FILTERED = "filtered"
 
 
 @pytree
@@ -25,6 +43,7 @@ class SamplingLaw:
     """1 keeps the whole vocabulary."""
     keys_B: Keys
     """One PRNG key a row. Every draw folds in what it is for."""
+    draws: Draws = struct.field(pytree_node=False, default=Draws.ANY)
 
 
 def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Array, "B T V"]:
@@ -35,31 +54,59 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Arra
     logits_BTV = logits_BTV.astype(jnp.float32)
     temperature = law.temperature_B[:, None, None]
     greedy = jax.nn.one_hot(jnp.argmax(logits_BTV, axis=-1), logits_BTV.shape[-1], dtype=jnp.float32)
+    choose = _CHOOSE[law.draws]
 
     def sampled() -> Float[Array, "B T V"]:
         # The largest logit is taken off first: divided by a tiny temperature it would overflow.
         centred = logits_BTV - jnp.max(logits_BTV, axis=-1, keepdims=True)
         scaled = centred / jnp.where(temperature > 0, temperature, 1.0)
-        scaled = lax.cond(jnp.any(law.top_k_B > 0), _keep_top_k, lambda x, _: x, scaled, law.top_k_B)
+        scaled = choose.filter(jnp.any(law.top_k_B > 0), lambda: _keep_top_k(scaled, law.top_k_B), lambda: scaled)
         probs = jax.nn.softmax(scaled, axis=-1)
-        probs = lax.cond(jnp.any(law.top_p_B < 1), _keep_top_p, lambda x, _: x, probs, law.top_p_B)
+        probs = choose.filter(jnp.any(law.top_p_B < 1), lambda: _keep_top_p(probs, law.top_p_B), lambda: probs)
         return jnp.where(temperature > 0, probs, greedy)
 
-    return lax.cond(jnp.any(law.temperature_B > 0), sampled, lambda: greedy)
+    return choose.sample(jnp.any(law.temperature_B > 0), sampled, lambda: greedy)
 
 
-def sample(probs_BV: Float[Array, "B V"], keys_B: Keys) -> Int[Array, "B"]:
+def sample(probs_BV: Float[Array, "B V"], keys_B: Keys, draws: Draws = Draws.ANY) -> Int[Array, "B"]:
     """One token a row from (possibly unnormalised) probabilities, by Gumbel-max on their logarithms.
 
     A one-hot row gives its token whatever the key, so a batch of greedy rows skips the noise.
     """
-    certain = jnp.all(jnp.sum(probs_BV > 0, axis=-1) <= 1)
+    uncertain = jnp.any(jnp.sum(probs_BV > 0, axis=-1) > 1)
 
     def noisy() -> Int[Array, "B"]:
         noise = jax.vmap(lambda key: jax.random.gumbel(key, probs_BV.shape[1:], jnp.float32))(keys_B)
         return jnp.argmax(jnp.log(probs_BV) + noise, axis=-1).astype(jnp.int32)
 
-    return lax.cond(certain, lambda: jnp.argmax(probs_BV, axis=-1).astype(jnp.int32), noisy)
+    return _CHOOSE[draws].sample(uncertain, noisy, lambda: jnp.argmax(probs_BV, axis=-1).astype(jnp.int32))
+
+
+Choice = Callable[[Array, Callable[[], Array], Callable[[], Array]], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choices:
+    """How the two questions (does any row sample? filter?) are answered: on the device, or known."""
+
+    sample: Choice
+    filter: Choice
+
+
+def _yes(_: Array, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
+    return yes()
+
+
+def _no(_: Array, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
+    return no()
+
+
+_CHOOSE = {
+    Draws.ANY: _Choices(sample=lax.cond, filter=lax.cond),
+    Draws.GREEDY: _Choices(sample=_no, filter=_no),
+    Draws.PLAIN: _Choices(sample=_yes, filter=_no),
+    Draws.FILTERED: _Choices(sample=_yes, filter=_yes),
+}
 
 
 def _keep_top_k(logits_BTV: Float[Array, "B T V"], top_k_B: Int[Array, "B"]) -> Float[Array, "B T V"]:

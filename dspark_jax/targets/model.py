@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from flax import nnx, struct
+from flax import nnx
 
-from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
@@ -32,7 +32,7 @@ class TargetSpec:
         return self.vocabulary.size
 
 
-@struct.dataclass
+@pytree
 class TargetOutput:
     """One pass over T tokens."""
 

@@ -60,7 +60,7 @@ class Checkpoints:
         if self.latest is None:
             return
         only = ocp.args.Composite(config=ocp.args.JsonRestore())
-        saved = self._manager.restore(self.latest, args=only).config
+        saved = self._manager.restore(self.latest, args=only)["config"]
         for field in sorted((saved.keys() | config.keys()) - free):
             if saved.get(field) != config.get(field):
                 raise ValueError(
@@ -69,16 +69,18 @@ class Checkpoints:
                 )
 
     def restore(self, like: State) -> Restored:
-        """The last complete checkpoint, laid out and sharded like `like`."""
+        """The last complete checkpoint, laid out and sharded like `like`. FileNotFoundError when there is none."""
         step, leaves = self.latest, _by_path(like)
+        if step is None:
+            raise FileNotFoundError(f"{self._manager.directory} holds no complete checkpoint")
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardRestore(jax.tree.map(_abstract, leaves)), data=ocp.args.JsonRestore()
             ),
         )
-        ordered = [restored.state[path] for path in leaves]
-        return Restored(step, jax.tree.unflatten(jax.tree.structure(like), ordered), restored.data)
+        ordered = [restored["state"][path] for path in leaves]
+        return Restored(step, jax.tree.unflatten(jax.tree.structure(like), ordered), restored["data"])
 
     def wait(self) -> None:
         """Until every started save is on disk."""

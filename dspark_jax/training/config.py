@@ -1,6 +1,6 @@
 """What a training run is made of, and where runs are found by name."""
 
-import importlib.util
+import runpy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -77,10 +77,7 @@ def find_config(name: str, folder: Path) -> TrainConfig:
     if not path.is_file():
         known = [file.stem for file in folder.glob("*.py")]
         raise ValueError(f"there is no config {name} in {folder}; the nearest are {nearest(name, known)}")
-    spec = importlib.util.spec_from_file_location(f"configs.{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = getattr(module, "config", None)
+    config = runpy.run_path(str(path)).get("config")
     if not isinstance(config, TrainConfig):
         raise ValueError(f"{path} does not define `config`, a dspark_jax.training.config.TrainConfig")
     return config

@@ -63,7 +63,12 @@ class Evaluator:
         drafter = self._cast(masters)
         if self._slots is None:
             self._slots = DecodeSlots(
-                self._target, drafter, max_batch=_SLOTS, max_len=self._max_len, dtype=self._step.dtype
+                self._target,
+                drafter,
+                max_batch=min(_SLOTS, max(1, len(self._prompts))),
+                max_len=self._max_len,
+                dtype=self._step.dtype,
+                elastic=False,
             )
         else:
             self._slots.replace_drafter(drafter)
@@ -91,7 +96,7 @@ class Evaluator:
         values = summarise([named(self._measure(masters, self._target, batch, key)) for batch, key in pairs])
         values.pop("accepted_length", None)
         weights = self._step.weights
-        values["loss"] = sum(getattr(weights, name) * values[name] for name in ("ce", "l1", "confidence"))
+        values["loss"] = sum(getattr(weights, name) * values.get(name, 0.0) for name in ("ce", "l1", "confidence"))
         return values
 
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -11,9 +11,11 @@ from dspark_jax.data.pipeline import Batch
 AHEAD = 2
 
 
-class Batches(Iterator[Batch], Protocol):
+@runtime_checkable
+class Batches(Protocol):
     """An iterator whose position can be saved: after set_state(s) it yields what it yielded after get_state()."""
 
+    def __next__(self) -> Batch: ...
     def get_state(self) -> Any: ...
     def set_state(self, state: Any) -> None: ...
 

@@ -22,6 +22,7 @@ from dspark_jax.training.report import Report, Window, read_report
 from dspark_jax.training.setup import prepare
 
 _RECORD = "metrics.json"
+_CONTENTS = "data.contents"
 _OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "metrics.jsonl")
 
 
@@ -54,7 +55,7 @@ def train(
         _delete(run_dir)
     checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint)
     try:
-        checkpoints.require(flatten(config), FREE_ON_RESUME)
+        checkpoints.require(flatten(config), FREE_ON_RESUME | {_CONTENTS})
         if (run_dir / "drafter" / _RECORD).exists():
             return _report_finished(run_dir, console)
         return _train(config, run_dir, checkpoints, command, console)
@@ -66,8 +67,10 @@ def _train(
     config: TrainConfig, run_dir: Path, checkpoints: Checkpoints, command: str, console: Console
 ) -> Finished | Stopped:
     setup = prepare(config, run_dir, lambda text: _say(console, text))
-    state, step = setup.state, 0
-    if checkpoints.latest is not None:
+    facts = flatten(config) | {_CONTENTS: setup.contents}
+    checkpoints.require(facts, FREE_ON_RESUME)
+    state, step, resuming = setup.state, 0, checkpoints.latest is not None
+    if resuming:
         step, state, position = checkpoints.restore(state)
         setup.batches.set_state(position)
     feed, window, report = Feed(setup.batches, setup.batch_sharding), Window(), Report(run_dir, step)
@@ -80,11 +83,11 @@ def _train(
         display.say(f"step {step}: {_accepted_lengths(values)}, held-out loss {values['loss']:.3f}")
 
     with display, interrupt:
-        if step == 0:
+        if resuming:
+            display.say(f"Resuming {run_dir} at step {step} of {setup.steps}.")
+        else:
             display.say(f"Training {run_dir} for {setup.steps} steps of {config.batch_size} sequences.")
             evaluate()
-        else:
-            display.say(f"Resuming {run_dir} at step {step} of {setup.steps}.")
         while step < setup.steps and interrupt.signal is None:
             state, metrics = setup.step(state, setup.reader.target, next(feed))
             step += 1
@@ -99,10 +102,10 @@ def _train(
                 if step % config.evaluation.every == 0 or last:
                     evaluate()
                 if step % config.checkpoint.every == 0 or last:
-                    checkpoints.save(step, state, feed.state, flatten(config))
+                    checkpoints.save(step, state, feed.state, facts)
         report.close()
-        if step < setup.steps:
-            checkpoints.save(step, state, feed.state, flatten(config))
+        if interrupt.signal is not None and step < setup.steps:
+            checkpoints.save(step, state, feed.state, facts)
             checkpoints.wait()
             display.say(f"Stopped at step {step} of {setup.steps}, all of it saved; to go on: {command}")
             return Stopped(step=step, signal=interrupt.signal)

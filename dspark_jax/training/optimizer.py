@@ -39,7 +39,8 @@ def warmup_cosine(config: OptimizerConfig, steps: int) -> optax.Schedule:
     ramp = int(config.warmup * steps)
     fall = max(steps - ramp, 1)
 
-    def rate(update: Array) -> Float[Array, ""]:
+    def rate(update: jax.typing.ArrayLike) -> Float[Array, ""]:
+        update = jnp.asarray(update)
         rising = (update + 1) / max(ramp, 1)
         progress = jnp.clip((update - ramp) / fall, 0.0, 1.0)
         falling = config.final + (1 - config.final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))

@@ -16,6 +16,7 @@ class Display:
     def __init__(self, first: int, steps: int, console: Console):
         self._first, self._steps, self._console = first, steps, console
         self._began = time.monotonic()
+        self._compiling = True
         columns = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}")]
         self._bar = Progress(*columns, TextColumn("eta"), TimeRemainingColumn(), console=console)
         self._task = self._bar.add_task("train", total=steps, completed=first, numbers="compiling")
@@ -31,6 +32,9 @@ class Display:
             self._bar.stop()
 
     def advance(self, step: int) -> None:
+        # From the end of the first step on: it compiles, and says nothing about the others.
+        if self._compiling:
+            self._compiling, self._first, self._began = False, step, time.monotonic()
         self._bar.update(self._task, completed=step)
 
     def show(self, step: int, values: Values) -> None:

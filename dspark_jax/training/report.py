@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from tensorboardX import SummaryWriter
 
 from dspark_jax.training.step import Metrics
 
-Values = dict[str, float | list[float]]
+Values = dict[str, Any]
+"""Numbers by name; a list of them where there is one for each slot."""
 
 
 class Report:
@@ -47,25 +48,24 @@ class Window:
 
     def __init__(self):
         self._metrics: list[Metrics] = []
-        self._since: float | None = None
-        self._timed = 0
+        self._since = 0.0
+        self._timed: int | None = None
 
     def add(self, metrics: Metrics) -> None:
         """Does not wait for the device, but after the first step ever: it compiles, and must not spoil the pace."""
         self._metrics.append(metrics)
-        if self._since is None:
+        if self._timed is None:
             jax.block_until_ready(metrics)
-            self._since = time.monotonic()
+            self._since, self._timed = time.monotonic(), 0
         else:
             self._timed += 1
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """What happens inside is not training time."""
         began = time.monotonic()
         yield
-        if self._since is not None:
-            self._since += time.monotonic() - began
+        self._since += time.monotonic() - began
 
     def fetch(self) -> Values:
         """The means of the window and tokens_per_second (0 when only the first step was in it); starts a new one."""

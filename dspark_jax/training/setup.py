@@ -24,7 +24,7 @@ from dspark_jax.training.draft import draft_config
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
 from dspark_jax.training.optimizer import build_optimizer
-from dspark_jax.training.sources import Reader, open_store
+from dspark_jax.training.sources import Reader, fingerprint_of, open_store
 from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state, train_step
 
 Tree = TypeVar("Tree")
@@ -32,12 +32,13 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A run that is ready to start: its state at step 0, its compiled-on-first-use step, its data."""
+    """A run that is ready to start: its state at step 0, its jitted step, its data and a digest of that data."""
 
     reader: Reader
     state: TrainState
     step: Callable[[TrainState, Target, Batch], tuple[TrainState, Metrics]]
     steps: int
+    contents: str
     batches: Batches
     batch_sharding: NamedSharding
     evaluate: Evaluator
@@ -54,10 +55,9 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     reader = Reader(target=target, directory=directory, stop_ids=stop_ids(directory))
     _refuse_long(config, target.spec.max_len)
 
-    store = open_store(
-        config.data, reader, run_dir / "tokens", length=config.sequence_length, seed=config.seed, say=say
-    )
-    rows, held_out = split(store, validation=config.data.validation, seed=config.seed)
+    sizes = {"length": config.sequence_length, "seed": config.seed}
+    store = open_store(config.data, reader, run_dir / "tokens", say=say, **sizes)
+    rows, held_out = split(store, validation=config.data.validation)
     batches = training_batches(
         store,
         rows,
@@ -81,6 +81,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
         state=state,
         step=step,
         steps=steps,
+        contents=fingerprint_of(config.data, reader, **sizes),
         batches=iterate(batches),
         batch_sharding=sharding(mesh, "batch"),
         evaluate=_evaluator(config, reader, store, held_out, step_config),
@@ -106,6 +107,8 @@ def place(mesh: Mesh, tree: Tree) -> Tree:
 
 
 def _mesh(config: TrainConfig) -> Mesh:
+    if jax.process_count() > 1:
+        raise ValueError("training runs in one process, which may hold many devices; start it on one host only")
     mesh = make_mesh(fsdp=config.fsdp, tensor=config.tensor)
     ways = mesh.size // config.tensor
     if config.batch_size % ways:
@@ -125,7 +128,9 @@ def _refuse_long(config: TrainConfig, longest: int) -> None:
 
 def _initial(config: TrainConfig, target: Target, optimizer) -> TrainState:
     shape = draft_config(config.drafter, target.spec)
-    drafter = DSpark(shape, rngs=nnx.Rngs(config.seed), dtype=jnp.float32)
+    # rbg: a threefry program for each shape would take longer to compile than a toy run to train.
+    rngs = nnx.Rngs(params=jax.random.key(config.seed, impl="rbg"))
+    drafter = DSpark(shape, rngs=rngs, dtype=jnp.float32)
     return init_state(drafter, optimizer, jax.random.key(config.seed))
 
 

@@ -54,30 +54,34 @@ class Reader:
     stop_ids: frozenset[int]
 
 
+def fingerprint_of(source: Source, reader: Reader, *, length: int, seed: int) -> str:
+    """A digest of all that the rows of `open_store` depend on. FileNotFoundError names a file that is missing."""
+    if isinstance(source, ChatFiles):
+        if missing := [path for path in source.paths if not Path(path).is_file()]:
+            raise FileNotFoundError(f"data.paths: there is no file {missing[0]}")
+        files = [*source.paths, reader.directory / "tokenizer.json"]
+    else:
+        files = sorted(reader.directory.glob("*.safetensors"))
+    return fingerprint(files, source, sorted(reader.stop_ids), length, seed)
+
+
 def open_store(
     source: Source, reader: Reader, folder: Path, *, length: int, seed: int, say: Callable[[str], None]
 ) -> TokenStore:
     """The source as rows of at most `length` tokens, made once and kept in `folder`.
 
-    A store made from other files, another target or other settings is made again. ValueError when nothing in the
-    source is usable, FileNotFoundError when a file is missing.
+    A store made from anything else is made again. ValueError when nothing in the source is usable.
     """
-    if isinstance(source, ChatFiles):
-        if missing := [path for path in source.paths if not Path(path).is_file()]:
-            raise FileNotFoundError(f"data.paths: there is no file {missing[0]}")
-        made_of = [*source.paths, reader.directory / "tokenizer.json"]
-    else:
-        made_of = sorted(reader.directory.glob("*.safetensors"))
-    mark = fingerprint(made_of, source, sorted(reader.stop_ids), length, seed)
-    store = TokenStore.open(folder, fingerprint=mark)
-    if store is None:
+    mark = fingerprint_of(source, reader, length=length, seed=seed)
+    if TokenStore.open(folder, fingerprint=mark) is None:
         made = (
             _read_files(source, reader, length, say)
             if isinstance(source, ChatFiles)
             else _sample(source, reader, length, seed, say)
         )
         made.save(folder, fingerprint=mark)
-        store = TokenStore.open(folder, fingerprint=mark)
+    store = TokenStore.open(folder, fingerprint=mark)
+    assert store is not None
     return store
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dspark_jax.core.arrays import Array, DType, Int, Key
+from dspark_jax.core.arrays import Array, DType, Int, Key, pytree
 from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.anchors import sample_anchors
 from dspark_jax.drafters.dspark import DSpark
@@ -20,8 +20,7 @@ Metrics = dict[str, Mean]
 """Sums and counts by name: they add over steps and devices."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
+@pytree
 class TrainState:
     """All that changes in a run: the fp32 masters, their optimizer state, the batches seen, the run's key."""
 
@@ -42,7 +41,8 @@ class StepConfig:
 
 def init_state(drafter: DSpark, optimizer: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
     """Step 0. The drafter's parameters become the masters and should be float32."""
-    return TrainState(drafter=drafter, opt_state=optimizer.init(drafter), step=jnp.zeros((), jnp.int32), key=key)
+    opt_state = optimizer.init(drafter)  # pyrefly: ignore[bad-argument-type] (a module is a pytree)
+    return TrainState(drafter=drafter, opt_state=opt_state, step=jnp.zeros((), jnp.int32), key=key)
 
 
 def train_step(
@@ -67,11 +67,16 @@ def train_step(
         return total_loss(terms, config.weights), terms
 
     (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(state.drafter)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.drafter)
+    updates, opt_state = optimizer.update(
+        grads,
+        state.opt_state,
+        state.drafter,  # pyrefly: ignore[bad-argument-type]
+    )
+    drafter = jax.tree.map(lambda master, update: master + update, state.drafter, updates)
     after = TrainState(
-        drafter=_choose(finite, optax.apply_updates(state.drafter, updates), state.drafter),
+        drafter=_choose(finite, drafter, state.drafter),
         opt_state=_choose(finite, opt_state, state.opt_state),
         step=state.step + 1,
         key=state.key,
@@ -84,7 +89,7 @@ def train_step(
 def measure(masters: DSpark, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> BlockTerms:
     """The loss terms of one batch at anchors drawn with `key`, the drafter computed in config.dtype."""
     drafter = cast(masters, config.dtype)
-    tokens_BT, loss_mask_BT = batch.tokens_BT, batch.loss_mask_BT.astype(bool)
+    tokens_BT, loss_mask_BT = jnp.asarray(batch.tokens_BT), jnp.asarray(batch.loss_mask_BT)
     anchors_BA, keep_BA = sample_anchors(key, loss_mask_BT, min(config.anchors, tokens_BT.shape[1]))
     seen = target.encode(tokens_BT, drafter.tapped_layers)
     return block_objective(

@@ -67,6 +67,16 @@ def test_the_model_continues_an_open_user_turn(synthesize, tokenizer):
     assert len({request.seed for request in synthesize.asked}) == len(synthesize.asked)
 
 
+def test_seeds_take_turns_in_an_order_that_changes(synthesize, tokenizer, tmp_path):
+    file = tmp_path / "seeds.txt"
+    file.write_text("[maths]\n" + "\n".join(f"Seed {letter}" for letter in "ABCDEF"))
+    synthesize(recipe(seeds=str(file), seeded=SeededCounts(**{**vars(NONE), "maths": 30})), width=1)
+    used = [tokenizer.decode(request.prompt)[-1] for request in synthesize.asked]
+    passes = ["".join(used[start : start + 6]) for start in range(0, 30, 6)]
+    assert {"".join(sorted(each)) for each in passes} == {"ABCDEF"}
+    assert len(set(passes)) > 1
+
+
 def test_a_template_that_cannot_be_continued_is_refused(tokenizer):
     with pytest.raises(ValueError, match="does not end a user's turn with a stop token"):
         opening("A store sells", tokenizer, frozenset({99}))
@@ -156,6 +166,10 @@ def test_shuffling_keeps_every_prompt_and_mixes_the_sources():
     assert sorted(map(repr, mixed)) == sorted(map(repr, selection.kept))
     assert len({prompt.source for prompt in mixed[:20]}) == 2
     assert wanted_prompts(settings) == 12 + 5 + 60
+
+
+def test_the_shipped_seeds_serve_the_default_recipe():
+    assert set(read_seeds(DataRecipe())) == set(SeededCounts.__dataclass_fields__)
 
 
 def test_seeds_of_ones_own_must_have_the_sections_wanted(tmp_path):

@@ -136,7 +136,7 @@ def test_loops_are_cut_where_greedy_text_falls_into_them(regenerate, tokenizer):
     def looping(request):
         return start + "ab" * 200
 
-    regenerate(asked(4), looping, temperatures=(0.0,), loops=rule, max_new_tokens=450)
+    regenerate(asked(4), looping, temperatures=(0.0,), loops=rule, max_new_tokens=600)
     for row in regenerate.rows:
         assert row["finish"] == "length"
         assert row["looped"]

@@ -75,7 +75,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
             ]
             return super().encode_chat(kept[1:] if len(messages) > 3 else kept, add_generation_prompt)
 
-    with pytest.raises(ValueError, match="does not render the messages before message 1 as a prefix"):
+    with pytest.raises(ValueError, match="does not render the messages before answer 1 as a prefix"):
         supervise(conversation("Hi", "Hello", "More", "Yes"), Rewriting(), stop_ids=STOP, max_len=99)
 
 
@@ -90,14 +90,14 @@ def test_a_generation_prompt_that_answers_do_not_carry_is_refused(tokenizer):
 
 
 def test_stop_tokens_must_end_answers_and_nothing_else(tokenizer):
-    with pytest.raises(ValueError, match=r"ends message 1 with none of the stop tokens \[77\]"):
+    with pytest.raises(ValueError, match=r"ends answer 1 with none of the stop tokens \[77\]"):
         supervise(conversation("Hi", "Hello"), tokenizer, stop_ids=frozenset({77}), max_len=99)
 
     class Chatml(type(tokenizer)):
         def encode(self, text):
             return super().encode(text.replace("<|im_end|>", "\x02"))
 
-    with pytest.raises(ValueError, match="message 1 holds a stop token as text"):
+    with pytest.raises(ValueError, match="answer 1 holds a stop token as text"):
         supervise(conversation("Hi", "Say <|im_end|> now"), Chatml(), stop_ids=STOP, max_len=99)
 
 
@@ -108,3 +108,33 @@ def test_rows_that_cannot_be_learnt_from_are_handed_back_in_order(tokenizer):
     assert learnt(tokenizer, items[0][1]) == "Yes|"
     assert items[1] is bad
     assert items[2].error.startswith("chat.jsonl:4: the conversation has no assistant message")
+
+
+@pytest.mark.parametrize("refused", [(), ("Never",)])
+def test_encoding_many_at_once_gives_what_one_by_one_does(tokenizer, refused):
+    class Batched(type(tokenizer)):
+        def encode_chat(self, messages, add_generation_prompt=True):
+            if any(message["content"] in refused for message in messages):
+                raise ValueError("the template refuses this")
+            return super().encode_chat(messages, add_generation_prompt)
+
+        def encode_chats(self, conversations, add_generation_prompt=True):
+            batches.append(len(conversations))
+            return [self.encode_chat(messages, add_generation_prompt) for messages in conversations]
+
+    batches = []
+    rows = [conversation(f"Q{i}", "A" * i, "More", "Yes", system="Be" if i % 2 else None) for i in range(1, 600)]
+    rows += [conversation("Never", "ever"), BadRow(error="bad", text=""), conversation("Hi", "Ho")]
+    one_by_one = list(supervise_all(rows, tokenizer, stop_ids=STOP, max_len=400))
+    together = list(supervise_all(rows, Batched(), stop_ids=STOP, max_len=400))
+    assert batches[:2] == [512, 1024]
+    assert len(together) == len(one_by_one) == len(rows)
+    for number, (expected, found) in enumerate(zip(one_by_one, together, strict=True)):
+        if number == 599 and refused:
+            assert found.error == "chat.jsonl:7: the template refuses this"
+        elif isinstance(expected, BadRow):
+            assert found == expected
+        else:
+            assert found[0] is rows[number]
+            np.testing.assert_array_equal(expected[1].tokens, found[1].tokens)
+            np.testing.assert_array_equal(expected[1].loss_mask, found[1].loss_mask)

@@ -16,7 +16,11 @@ def test_it_appears_with_everything_and_is_readable_by_others(tmp_path):
         (partial / "a").chmod(0o600)
         assert not final.exists()
     assert contents(final) == {"a": "1"}
-    assert (final / "a").stat().st_mode & 0o044 == final.stat().st_mode & 0o044
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "a").write_text("1")
+    assert final.stat().st_mode == plain.stat().st_mode
+    assert (final / "a").stat().st_mode == (plain / "a").stat().st_mode
     assert list(final.parent.iterdir()) == [final]
 
 

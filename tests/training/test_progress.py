@@ -14,6 +14,7 @@ def shown(terminal: bool, **values) -> str:
     console = Console(file=stream, force_terminal=terminal, width=140)
     with Display(100, 400, console) as display:
         display.say("step 100: a [bracket] in " + "a/long/path/" * 10)
+        display.advance(101)
         display.show(200, VALUES | values)
     return stream.getvalue()
 

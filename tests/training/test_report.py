@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from dspark_jax.ops.losses import Mean
-from dspark_jax.training.report import Report, read_report, summarise
+from dspark_jax.training.report import Report, Window, read_report, summarise
 
 
 def mean(total, count) -> Mean:
@@ -55,3 +55,16 @@ def test_reopening_at_a_step_drops_what_came_later_and_what_was_cut(tmp_path):
 
 def test_a_run_without_a_log_has_no_lines(tmp_path):
     assert read_report(tmp_path, "train") == []
+
+
+def test_a_window_starts_anew_and_the_compiling_first_step_has_no_pace():
+    window = Window()
+    window.add({"tokens": mean(8.0, 1.0)})
+    assert window.fetch() == {"tokens": 8.0, "tokens_per_second": 0.0}
+    window.add({"tokens": mean(6.0, 1.0)})
+    with window.paused():
+        pass
+    window.add({"tokens": mean(2.0, 1.0)})
+    values = window.fetch()
+    assert values["tokens"] == 4.0
+    assert values["tokens_per_second"] > 0.0

@@ -1,0 +1,218 @@
+"""From flags to a loaded model and an engine over it; the server and the terminal chat start here."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
+from dspark_jax.decoding.scheduler import FixedLength, Policy, Threshold
+from dspark_jax.decoding.slots import DecodeSlots
+from dspark_jax.drafters.base import Drafter, NoDrafter
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.engine.engine import Engine
+from dspark_jax.engine.openai import Served
+from dspark_jax.interop import huggingface
+from dspark_jax.interop.deepspec import load_drafter
+from dspark_jax.interop.smollm2 import cache_root
+from dspark_jax.targets.model import Target
+
+DEFAULT_TARGET = "smollm2_135m"
+NO_DRAFT = "none"
+
+# A context longer than this is served when --max-len asks for it.
+_USUAL_LEN = 8192
+# Every size up to these is compiled before the first request, which is what keeps them small on a CPU.
+_CPU_BATCH, _ACCELERATOR_BATCH = 4, 16
+_PRETRAINED = Path(__file__).parent.parent / "pretrained"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A target with its drafter, tokenizer and the limits it is served with."""
+
+    name: str
+    target: Target
+    drafter: Drafter
+    tokenizer: ChatTokenizer
+    stop_ids: frozenset[int]
+    policy: Policy
+    max_batch: int
+    max_len: int
+    dtype: str
+
+    @property
+    def drafts(self) -> bool:
+        return self.drafter.block_size > 0
+
+    def served(self, engine: Engine) -> Served:
+        """What requests to an engine of this model are checked against."""
+        return Served(
+            name=self.name,
+            max_len=self.max_len,
+            vocab_size=self.target.spec.vocab_size,
+            max_choices=engine.capacity,
+        )
+
+    def engine(self, *, max_queue: int, drafting: bool = True) -> Engine:
+        """An engine that is not started yet; without `drafting` it decodes autoregressively."""
+        drafter = self.drafter if drafting else NoDrafter()
+        policy = self.policy if drafting else FixedLength()
+
+        def make_slots() -> DecodeSlots:
+            return DecodeSlots(
+                self.target,
+                drafter,
+                max_batch=self.max_batch,
+                max_len=self.max_len,
+                policy=policy,
+                dtype=jnp.dtype(self.dtype),
+            )
+
+        return Engine(
+            make_slots,
+            detokenizer=self.tokenizer.stream,
+            stop_ids=self.stop_ids,
+            max_batch=self.max_batch,
+            max_queue=max_queue,
+            rehearsal=self._usual_prompt(),
+        )
+
+    def _usual_prompt(self) -> tuple[int, ...]:
+        """A short chat; nothing where the model has no chat template."""
+        try:
+            prompt = self.tokenizer.encode_chat([{"role": "user", "content": "Hello!"}])
+        except ValueError:
+            return ()
+        return tuple(prompt[: self.max_len - 1])
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that `load_model` reads, but for max_batch, which is the caller's to offer or to set."""
+    parser.add_argument(
+        "--target",
+        default=DEFAULT_TARGET,
+        metavar="NAME|DIR|HUB_ID",
+        help="the model to serve: %(default)s (fetched once), a Hugging Face directory, or a Hub id",
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="DIR|HUB_ID|none",
+        help="the drafter; by default the one shipped for the target, if there is one; 'none' decodes without drafts",
+    )
+    parser.add_argument(
+        "--max-len",
+        type=at_least(2),
+        metavar="N",
+        help=f"tokens a request may hold, prompt and answer (by default the target's context, at most {_USUAL_LEN})",
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="by default float32 on a CPU and bfloat16 on an accelerator"
+    )
+    parser.add_argument(
+        "--confidence-threshold",
+        type=_probability,
+        metavar="P",
+        help="verify only the drafts before the first whose confidence is under P (by default all of them)",
+    )
+
+
+def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
+    """Loads what the flags name. Raises ValueError or OSError, each with a sentence for the user."""
+    directory = huggingface.resolve(args.target)
+    spec = huggingface.read_spec(directory)
+    max_len = min(spec.max_len, _USUAL_LEN) if args.max_len is None else args.max_len
+    if max_len > spec.max_len:
+        raise ValueError(f"--max-len {max_len} is more than the target's context of {spec.max_len} tokens")
+    draft = _drafter_directory(args.draft, args.target, say)
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
+    say(f"Loading the target from {directory} ({dtype}) ...")
+    target = huggingface.load_target(directory, dtype=jnp.dtype(dtype))
+    tokenizer = load_tokenizer(directory)
+    drafter: Drafter = NoDrafter()
+    if draft is not None:
+        say(f"Loading the drafter from {draft} ...")
+        drafter = load_drafter(draft, dtype=jnp.dtype(dtype), target=target)
+    stop_ids = huggingface.stop_ids(directory)
+    if not stop_ids and tokenizer.eos_id is not None:
+        stop_ids = frozenset({tokenizer.eos_id})
+    return LoadedModel(
+        name=_served_name(args.target, directory),
+        target=target,
+        drafter=drafter,
+        tokenizer=tokenizer,
+        stop_ids=stop_ids,
+        policy=_policy(args.confidence_threshold, drafter),
+        max_batch=args.max_batch or (_CPU_BATCH if on_cpu else _ACCELERATOR_BATCH),
+        max_len=max_len,
+        dtype=dtype,
+    )
+
+
+def remember_compilations(say: Say) -> None:
+    """Compiled programs are kept in the user's cache, so that only the first start is slow."""
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
+        return
+    directory = cache_root() / "compiled"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say(f"Compiled programs are not kept: {directory} cannot be written ({error.strerror}).")
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least `low`."""
+
+    def convert(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= low):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return int(text)
+
+    return convert
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
+def _policy(threshold: float | None, drafter: Drafter) -> Policy:
+    if threshold is None:
+        return FixedLength()
+    if not (isinstance(drafter, DSpark) and drafter.config.confidence):
+        raise ValueError("--confidence-threshold needs a drafter with a confidence head, and there is none")
+    return Threshold(confidence=threshold)
+
+
+def _drafter_directory(draft: str | None, target: str, say: Say) -> Path | None:
+    """The drafter's directory; None where it is to decode without."""
+    if draft == NO_DRAFT:
+        say("Decoding without a drafter, as --draft none asks.")
+        return None
+    if draft is not None:
+        return huggingface.resolve(draft)
+    shipped = _PRETRAINED / DEFAULT_TARGET
+    if target in huggingface.DEFAULT_TARGET_NAMES and (shipped / "config.json").is_file():
+        return shipped
+    say(f"No drafter is shipped for {target}: decoding without one. Give one with --draft.")
+    return None
+
+
+def _served_name(target: str, directory: Path) -> str:
+    if Path(target).expanduser().is_dir():
+        return directory.resolve().name
+    return target

@@ -1,0 +1,81 @@
+"""Shapes: few, large enough, and covered by the prefill plan."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark_jax.decoding.buckets import (
+    SMALLEST_SPAN,
+    prefill_chunks,
+    prefill_rows,
+    request_keys,
+    row_bucket,
+    span_bucket,
+)
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_rows_are_a_power_of_two_or_the_maximum(rows, max_batch):
+    bucket = row_bucket(rows, max_batch)
+    assert bucket <= max_batch
+    assert bucket >= min(rows, max_batch)
+    assert bucket == max_batch or (bucket & (bucket - 1) == 0 and bucket < 2 * rows)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_spans_are_a_power_of_two_or_the_largest(positions, largest):
+    bucket = span_bucket(positions, largest)
+    assert min(positions, largest) <= bucket <= largest
+    if bucket != largest:
+        assert bucket & (bucket - 1) == 0
+        assert bucket == SMALLEST_SPAN or bucket < 2 * positions
+
+
+def test_prefilled_rows_are_enough_and_of_few_sizes():
+    sizes = {prefill_rows(requests) for requests in range(1, 257)}
+    assert all(prefill_rows(requests) >= requests for requests in range(1, 257))
+    assert len(sizes) <= 5
+    assert prefill_rows(1) == 1
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_prefill_covers_every_position_before_the_anchor_in_order_and_stays_in_the_span(data):
+    span = data.draw(st.sampled_from([37, 256, 306, 512, 2048]))
+    lengths = data.draw(st.lists(st.integers(0, span), min_size=1, max_size=5))
+    chunks = prefill_chunks(lengths, span)
+    covered = np.zeros(len(lengths), int)
+    for start_B, size in chunks:
+        assert (start_B >= 0).all()
+        assert (start_B + size <= span).all()
+        # No gap: a window attends to everything before it.
+        assert (start_B <= covered).all()
+        covered = np.maximum(covered, start_B + size)
+        # A row that ends inside its window is written there again, never past its end if it is as long as the window.
+        assert all(start + size <= max(length, size) for start, length in zip(start_B, lengths, strict=True))
+    assert (covered >= lengths).all()
+    assert len(chunks) <= -(-max(lengths) // 512) + 1
+
+
+def test_prefill_of_a_single_token_takes_no_pass():
+    assert prefill_chunks([0, 0], 64) == []
+
+
+def test_chunk_sizes_are_few():
+    sizes = {size for length in range(1, 2000) for _, size in prefill_chunks([length], 2048)}
+    assert len(sizes) <= 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**64 - 1), min_size=2, max_size=2))
+def test_seeds_share_a_key_only_when_they_are_the_same_64_bits(seeds):
+    first, second = np.asarray(jax.random.key_data(request_keys(seeds)))
+    assert (first == second).all() == ((seeds[0] - seeds[1]) % 2**64 == 0)
+
+
+@pytest.mark.parametrize("seeds", [[0, 2**32], [1, 2**32 + 1], [5, -5]])
+def test_seeds_beyond_32_bits_differ(seeds):
+    first, second = np.asarray(jax.random.key_data(request_keys(seeds)))
+    assert (first != second).any()

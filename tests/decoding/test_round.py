@@ -1,0 +1,142 @@
+"""Rounds of real models on thousands of rows: whatever drafts, the text follows the target's law."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from scipy.stats import chisquare
+
+from dspark_jax.decoding.round import decode_round, init_state, prefill
+from dspark_jax.decoding.scheduler import FixedLength, Threshold
+from dspark_jax.ops.sampling import SamplingLaw
+
+PROMPT = (3, 1, 2)
+ROUNDS = 3
+ROWS_OF_A_LAW = 2560
+# (temperature, top_k, top_p)
+LAWS = [
+    (0.0, 0, 1.0),
+    *((temperature, 0, 1.0) for temperature in (0.3, 0.7, 1.0, 1.5)),
+    (0.3, 0, 0.9),
+    (0.7, 3, 1.0),
+    (1.0, 0, 0.8),
+    (1.5, 4, 0.8),
+]
+
+
+@partial(jax.jit, static_argnums=2)
+def rounds(target, drafter, policy, law):
+    """The outputs of three rounds after PROMPT in every row of `law`."""
+    batch = law.temperature_B.shape[0]
+    tokens_BT = jnp.broadcast_to(jnp.array(PROMPT), (batch, len(PROMPT)))
+    state = init_state(target, drafter, batch, 16, jnp.float32)
+    state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], jnp.zeros(batch, jnp.int32))
+    state = state.replace(anchor_B=tokens_BT[:, -1], position_B=jnp.full(batch, len(PROMPT) - 1, jnp.int32), law=law)
+    return lax.scan(lambda state, _: decode_round(target, drafter, policy, state), state, length=ROUNDS)[1]
+
+
+def mixed_law(seed):
+    """Every law of LAWS in as many rows, all rows with keys of their own."""
+    temperature, top_k, top_p = (np.repeat(values, ROWS_OF_A_LAW) for values in zip(*LAWS, strict=True))
+    return SamplingLaw(
+        temperature_B=jnp.asarray(temperature, jnp.float32),
+        top_k_B=jnp.asarray(top_k, jnp.int32),
+        top_p_B=jnp.asarray(top_p, jnp.float32),
+        keys_B=jax.random.split(jax.random.key(seed), len(temperature)),
+    )
+
+
+def texts(out):
+    """The first three tokens of every row: every round commits at least one."""
+    tokens, counts = np.asarray(out.tokens_BN), np.asarray(out.count_B)
+    committed = np.arange(tokens.shape[2]) < counts[..., None]
+    order = np.argsort(~committed.swapaxes(0, 1).reshape(tokens.shape[1], -1), axis=1, kind="stable")
+    return np.take_along_axis(tokens.swapaxes(0, 1).reshape(tokens.shape[1], -1), order, axis=1)[:, :3]
+
+
+def expected_law(target, law, sorted_law):
+    """The target's joint law of three tokens after PROMPT, [V, V, V]."""
+    vocab = target.spec.vocab_size
+    pairs = np.array(list(np.ndindex(vocab, vocab)))
+    contexts = jnp.asarray([[*PROMPT, *pair] for pair in pairs], jnp.int32)
+    logits = np.asarray(logits_of(target, contexts))[:, len(PROMPT) - 1 :]
+    joint = np.zeros((vocab,) * 3)
+    for (first, second), (one, two, three) in zip(pairs, logits, strict=True):
+        laws = [sorted_law(row, *law)[0] for row in (one, two, three)]
+        joint[first, second] = laws[0][first] * laws[1][second] * laws[2]
+    return joint
+
+
+logits_of = jax.jit(lambda target, tokens: target.vocabulary.logits(target.encode(tokens, ()).hidden_BTD))
+
+
+def assert_follows(counts, probs, name):
+    """Chi-square over the cells, those that expect fewer than 5 taken together; nothing in impossible cells."""
+    counts, probs = counts.ravel(), probs.ravel()
+    assert counts[probs == 0].sum() == 0, name
+    expected = probs * counts.sum()
+    rare = expected < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < 5:
+        observed, expected = observed[:-1], expected[:-1] * observed[:-1].sum() / expected[:-1].sum()
+    if len(observed) > 1:
+        assert chisquare(observed, expected).pvalue > 1e-5, name
+
+
+def check(target, drafter, policy, sorted_law):
+    """The law of every request of a mixed batch; returns the outputs."""
+    out = jax.device_get(rounds(target, drafter, policy, mixed_law(seed=1)))
+    found = texts(out).reshape(len(LAWS), ROWS_OF_A_LAW, 3)
+    for law, drawn in zip(LAWS, found, strict=True):
+        counts = np.zeros((5, 5, 5))
+        np.add.at(counts, tuple(drawn.T), 1)
+        assert_follows(counts, expected_law(target, law, sorted_law), law)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("shift", "policy"),
+    [
+        (0, FixedLength()),
+        (1, FixedLength()),
+        (1, Threshold(confidence=0.5)),
+        (None, Threshold(confidence=0.5)),
+    ],
+    ids=["perfect", "adversarial", "adversarial-threshold", "mixed-threshold"],
+)
+def test_text_follows_the_target_whatever_an_oracle_drafts(five, oracle_of, sorted_law, shift, policy):
+    target, _ = five
+    out = check(target, oracle_of(target, block=2, shift=shift), policy, sorted_law)
+    accepted, verified = out.count_B - 1, out.verified_B
+    assert verified.sum() > 0
+    if shift == 0:
+        assert (accepted == verified).mean() > 0.9999
+    else:
+        assert 0 < accepted.sum() < verified.sum()
+    if shift == 1:
+        assert accepted[:, :ROWS_OF_A_LAW].sum() == 0
+    if isinstance(policy, Threshold):
+        assert set(np.unique(verified)) == {0, 1, 2}
+
+
+def test_text_follows_the_target_with_a_drafter_that_knows_nothing(five, sorted_law):
+    out = check(*five, FixedLength(), sorted_law)
+    assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
+
+
+def test_near_ties_are_told_apart(five, sorted_law):
+    """Logits that bfloat16 could not tell apart, in the target and in the drafter."""
+    target, drafter = (jax.tree.map(lambda leaf: leaf, model) for model in five)
+    rng = np.random.default_rng(3)
+    common = rng.normal(size=(16, 1)) * 2
+    target.vocabulary.head[...] = jnp.asarray(common + rng.normal(size=(16, 5)) * 0.02, jnp.float32)
+    drafter.markov_head.w2[...] = drafter.markov_head.w2[...] * 0.1
+    logits = np.asarray(logits_of(target, jnp.array([PROMPT])))[0, -1]
+    steps = np.abs(np.diff(np.sort(logits)))
+    assert (steps < np.abs(logits).max() / 256).any()
+    out = check(target, drafter, FixedLength(), sorted_law)
+    assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()

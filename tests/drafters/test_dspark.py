@@ -1,0 +1,169 @@
+"""The DSpark drafter against the reference, and its two readings (training and decoding) against each other."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dspark_jax.ops.sampling import SamplingLaw, law_probs
+
+ROWS, LENGTH = 64, 8
+RNG = np.random.default_rng(0)
+
+
+def law_of(rows, temperature):
+    return SamplingLaw(
+        temperature_B=jnp.full(rows, temperature, jnp.float32),
+        top_k_B=jnp.zeros(rows, jnp.int32),
+        top_p_B=jnp.ones(rows, jnp.float32),
+        keys_B=jax.random.split(jax.random.key(0), rows),
+    )
+
+
+@jax.jit
+def draft(drafter, vocabulary, features_BTE, anchor_B, start_B, law):
+    """(hidden states of the block, the proposal, the state) after taking in the features from position 0 on."""
+    batch, length, _ = features_BTE.shape
+    state = drafter.init_state(batch, length + drafter.block_size, jnp.float32)
+    zeros_B = jnp.zeros(batch, jnp.int32)
+    state = drafter.extend(state, features_BTE, jnp.zeros((batch, length), jnp.int32), zeros_B)
+    hidden_BKD, _ = drafter.cached_block(vocabulary, state, anchor_B, start_B)
+    proposal, after = drafter.propose(vocabulary, state, anchor_B, start_B, law)
+    return hidden_BKD, proposal, state, after
+
+
+train = jax.jit(lambda drafter, *arguments: drafter.training_blocks(*arguments))
+
+
+def test_parity_with_the_reference(tiny_target, tiny_drafter, golden):
+    reference = np.load(golden / "drafters" / "dspark_vanilla_llama" / "draft_reference.npz")
+    length = reference["context_ids"].shape[1]
+    anchor_B, start_B = jnp.asarray(reference["anchor_id"])[None], jnp.array([length], jnp.int32)
+    hidden_BKD, proposal, _, _ = draft(
+        tiny_drafter,
+        tiny_target.vocabulary,
+        jnp.asarray(reference["context_hidden_states"]),
+        anchor_B,
+        start_B,
+        law_of(1, 0.0),
+    )
+    tokens = reference["greedy_draft_tokens"]
+    np.testing.assert_allclose(hidden_BKD, reference["block_hidden"], atol=2e-4)
+    np.testing.assert_allclose(tiny_target.vocabulary.logits(hidden_BKD), reference["base_logits"], atol=2e-4)
+    np.testing.assert_array_equal(proposal.tokens_BK, tokens)
+    previous = np.concatenate([anchor_B[:, None], tokens[:, :-1]], axis=1)
+    logits, confidence = tiny_drafter.head_logits(tiny_target.vocabulary, hidden_BKD, jnp.asarray(previous))
+    np.testing.assert_allclose(logits, reference["corrected_logits"], atol=2e-4)
+    np.testing.assert_allclose(confidence, reference["confidence_logits"], atol=2e-4)
+    np.testing.assert_allclose(proposal.confidence_BK, 1 / (1 + np.exp(-reference["confidence_logits"])), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block_size": 2, "num_layers": 1, "confidence_with_markov": False},
+        {"block_size": 1, "num_layers": 1, "confidence": False, "tapped_layers": (1,)},
+    ],
+    ids=["whole", "short", "single"],
+)
+def test_a_decoded_block_is_the_trained_one_and_its_draws_follow_the_trained_heads(small, vocabulary, changes):
+    drafter = small(**changes)
+    features_BTE = jnp.asarray(RNG.normal(size=(ROWS, LENGTH, 16 * len(drafter.tapped_layers))), jnp.float32)
+    tokens_BT = jnp.asarray(RNG.integers(0, 19, (ROWS, LENGTH)), jnp.int32)
+    start_B = jnp.arange(ROWS) % LENGTH
+    anchor_B = jnp.take_along_axis(tokens_BT, start_B[:, None], axis=1)[:, 0]
+    law = law_of(ROWS, 0.8)
+    hidden_BKD, proposal, before, after = draft(drafter, vocabulary, features_BTE, anchor_B, start_B, law)
+
+    trained = train(drafter, vocabulary, tokens_BT, features_BTE, start_B[:, None])[:, 0]
+    np.testing.assert_allclose(hidden_BKD, trained, atol=1e-5)
+
+    previous = jnp.concatenate([anchor_B[:, None], proposal.tokens_BK[:, :-1]], axis=1)
+    logits, confidence = drafter.head_logits(vocabulary, trained, previous)
+    np.testing.assert_allclose(proposal.probs_BKV, law_probs(logits, law), atol=1e-5)
+    np.testing.assert_allclose(proposal.confidence_BK, jax.nn.sigmoid(confidence), atol=1e-5)
+    assert (confidence == jnp.inf).all() == (drafter.confidence_head is None)
+    # The block's own entries are scratch: what was committed before the anchor is untouched.
+    for row, start in enumerate(start_B[:LENGTH]):
+        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            np.testing.assert_array_equal(old[row, :, :start], new[row, :, :start])
+
+
+def test_a_block_depends_on_its_own_context_and_anchor_only(small, vocabulary):
+    """By gradient: exactly zero to features at and after its anchor and to other blocks' anchors."""
+    drafter, anchors = small(), [2, 3, 6]
+    features_BTE = jnp.asarray(RNG.normal(size=(1, LENGTH, 32)), jnp.float32)
+    tokens_BT = jnp.arange(LENGTH, dtype=jnp.int32)[None]
+    mixer = jnp.asarray(RNG.normal(size=(3, 16)), jnp.float32)
+
+    def of_block(features_BTE, embedding, chosen_A):
+        lent = jax.tree.map(lambda leaf: leaf, vocabulary)
+        lent.embedding[...] = embedding
+        blocks = drafter.training_blocks(lent, tokens_BT, features_BTE, jnp.array([anchors]))
+        return jnp.sum(jnp.sum(blocks[0] * mixer, axis=(1, 2)) * chosen_A)
+
+    grads = jax.jit(jax.vmap(jax.grad(of_block, argnums=(0, 1)), in_axes=(None, None, 0)))
+    to_features, to_embedding = grads(features_BTE, vocabulary.embedding[...], jnp.eye(3))
+    for block, anchor in enumerate(anchors):
+        touched = np.abs(np.asarray(to_features[block, 0])).max(axis=-1)
+        assert (touched[:anchor] > 0).all()
+        assert (touched[anchor:] == 0).all()
+        rows = np.flatnonzero(np.abs(np.asarray(to_embedding[block])).max(axis=-1))
+        assert rows.tolist() == [anchor, 19]
+
+
+def test_slot_0_holds_the_committed_token_and_the_others_the_mask(small, vocabulary, monkeypatch):
+    drafter, seen = small(num_layers=1), []
+    block = type(drafter.layers[0])
+    original = block.__call__
+
+    def spy(self, x_BTD, positions_BT, attend):
+        seen.append((x_BTD, positions_BT))
+        return original(self, x_BTD, positions_BT, attend)
+
+    @jax.jit
+    def inputs_of_the_first_layer():
+        state = drafter.init_state(2, LENGTH, jnp.float32)
+        drafter.cached_block(vocabulary, state, jnp.array([5, 7]), jnp.array([4, 0]))
+        drafter.training_blocks(vocabulary, jnp.arange(LENGTH)[None], jnp.zeros((1, LENGTH, 32)), jnp.array([[1, 6]]))
+        return seen
+
+    monkeypatch.setattr(block, "__call__", spy)
+    (cached, cached_positions), (trained, trained_positions) = inputs_of_the_first_layer()
+    embedding = np.asarray(vocabulary.embedding[...])
+    np.testing.assert_array_equal(cached, embedding[[[5, 19, 19], [7, 19, 19]]])
+    np.testing.assert_array_equal(cached_positions, [[4, 5, 6], [0, 1, 2]])
+    np.testing.assert_array_equal(trained[0], embedding[[1, 19, 19, 6, 19, 19]])
+    np.testing.assert_array_equal(trained_positions[0], [1, 2, 3, 6, 7, 8])
+
+
+def test_confidence_k_is_known_before_token_k_is_drawn(small, vocabulary):
+    """Rows differ only in their keys: c_0 is one number, c_k a function of token k-1."""
+    features_BTE = jnp.broadcast_to(jnp.asarray(RNG.normal(size=(1, LENGTH, 32)), jnp.float32), (ROWS, LENGTH, 32))
+    anchor_B, start_B = jnp.full(ROWS, 5, jnp.int32), jnp.full(ROWS, 4, jnp.int32)
+    _, proposal, _, _ = draft(small(), vocabulary, features_BTE, anchor_B, start_B, law_of(ROWS, 1.5))
+    tokens, confidence = np.asarray(proposal.tokens_BK), np.asarray(proposal.confidence_BK)
+    assert len(np.unique(confidence[:, 0])) == 1
+    for slot in (1, 2):
+        values = {}
+        for previous, c in zip(tokens[:, slot - 1], confidence[:, slot], strict=True):
+            values.setdefault(previous, set()).add(c)
+        assert len(values) > 5
+        assert all(len(found) == 1 for found in values.values())
+        assert len(set().union(*values.values())) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tapped_layers": (0, 2)}, r"tapped_layers \(0, 2\) must lie in -1\.\.1"),
+        ({"tapped_layers": (-2,)}, r"tapped_layers \(-2,\) must lie in"),
+        ({"mask_token_id": 20}, "mask_token_id 20 is outside the vocabulary of 20"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(small_config, change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(small_config, **change)

@@ -1,0 +1,187 @@
+"""`serve.py`: flags, refusals at start, and signals, the latter on a real process."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dspark_jax.engine.launch import main, parse_arguments
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs `main` with flags it must refuse; the sentence."""
+
+    def run(*flags):
+        assert main(list(flags)) == 2
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        assert said.err.count("\n") == 1
+        return said.err
+
+    return run
+
+
+@pytest.fixture
+def bad_flags(capsys):
+    def run(*flags):
+        with pytest.raises(SystemExit) as left:
+            parse_arguments(list(flags))
+        assert left.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run
+
+
+def test_defaults_are_loopback_and_the_default_target():
+    args = parse_arguments([])
+    assert (args.host, args.port, args.target, args.draft) == ("127.0.0.1", 8000, "smollm2_135m", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-batch", "0"], "at least 1"),
+        (["--max-queue", "-1"], "at least 0"),
+        (["--max-len", "1e3"], "at least 2"),
+        (["--port", "70000"], "at most 65535"),
+        (["--dtype", "int8"], "float32"),
+        (["--confidence-threshold", "1.5"], "from 0 to 1"),
+        (["--confidence-threshold", "nan"], "from 0 to 1"),
+    ],
+)
+def test_a_flag_out_of_range_is_refused_by_name(bad_flags, flags, words):
+    sentence = bad_flags(*flags)
+    assert flags[0] in sentence
+    assert words in sentence
+
+
+def test_a_busy_port_is_said_before_anything_is_loaded(refused, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        sentence = refused("--port", str(port), "--target", str(tmp_path))
+    assert f"port {port}" in sentence
+    assert "--port" in sentence
+
+
+def test_an_address_of_another_machine_is_refused(refused, tmp_path):
+    assert "--host" in refused("--host", "192.0.2.1", "--port", "0", "--target", str(tmp_path))
+
+
+def test_a_directory_that_is_no_model_is_refused(refused, tmp_path):
+    assert str(tmp_path) in refused("--port", "0", "--target", str(tmp_path))
+
+
+def test_a_drafter_of_another_target_is_refused_by_the_field(refused, tiny_target_dir, tiny_drafter_dir, tmp_path):
+    config = (tiny_drafter_dir / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"num_target_layers": 6', '"num_target_layers": 9'))
+    sentence = refused("--port", "0", "--target", str(tiny_target_dir), "--draft", str(tmp_path))
+    assert "num_target_layers" in sentence
+
+
+def test_more_context_than_the_target_has_is_refused(refused, tiny_target_dir):
+    assert "512" in refused("--port", "0", "--target", str(tiny_target_dir), "--max-len", "513")
+
+
+def test_a_threshold_without_a_confidence_head_is_refused(refused, tiny_target_dir):
+    sentence = refused(
+        "--port", "0", "--target", str(tiny_target_dir), "--draft", "none", "--confidence-threshold", "0.5"
+    )
+    assert "--confidence-threshold" in sentence
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Shared, so that only the first process compiles."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def talkative_target(tiny_target_dir, tmp_path_factory):
+    """It hardly ever ends an answer by itself: its end-of-turn token is one that training never used."""
+    directory = tmp_path_factory.mktemp("talkative") / tiny_target_dir.name
+    shutil.copytree(tiny_target_dir, directory)
+    (directory / "generation_config.json").write_text('{"eos_token_id": 0}')
+    return directory
+
+
+@pytest.fixture
+def process(talkative_target, tiny_drafter_dir, cache):
+    """serve.py as a user runs it; its lines can be read as they come."""
+    started = []
+
+    def start(*flags):
+        command = [sys.executable, str(ROOT / "serve.py"), "--target", str(talkative_target), "--max-batch", "1"]
+        command += ["--draft", str(tiny_drafter_dir), "--port", "0", *flags]
+        environment = {**os.environ, "DSPARK_CACHE": str(cache), "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
+        started.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process, pattern):
+    for line in process.stdout:
+        if found := re.search(pattern, line):
+            return found
+    raise AssertionError(f"no line matched {pattern}")
+
+
+def test_serves_then_ends_with_code_0_on_ctrl_c(process, cache, client):
+    server = process()
+    url = read_until(server, r"Ready: (http://\S+)/v1 serves 'llama_tiny'")[1]
+    body = {"model": "llama_tiny", "prompt": "hello", "max_tokens": 200, "temperature": 0, "stream": True}
+    with client.stream("POST", url + "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.send_signal(signal.SIGINT)
+        assert [line for line in lines if line][-1] == "data: [DONE]", "accepted work is finished"
+    rest, _ = server.communicate(timeout=20)
+    assert server.returncode == 0
+    assert rest.splitlines()[-1] == "Stopped."
+    assert "Traceback" not in rest
+    with pytest.raises(httpx.ConnectError):
+        client.get(url + "/health")
+    assert any((cache / "compiled").iterdir()), "the next start finds what this one compiled"
+
+
+def test_a_signal_during_the_start_ends_with_code_0(process):
+    server = process()
+    read_until(server, "Compiling")
+    server.send_signal(signal.SIGTERM)
+    rest, _ = server.communicate(timeout=20)
+    assert server.returncode == 0
+    assert "Traceback" not in rest
+
+
+def test_a_second_ctrl_c_ends_it_at_once(process, client):
+    server = process("--max-queue", "200")
+    url = read_until(server, r"Ready: (http://\S+)/v1")[1]
+    body = {"model": "llama_tiny", "prompt": "hello", "n": 200, "temperature": 1.5}
+    with client.stream("POST", url + "/v1/completions", json={**body, "stream": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.send_signal(signal.SIGINT)
+        read_until(server, "Ctrl-C again")
+        server.send_signal(signal.SIGINT)
+        rest, _ = server.communicate(timeout=5)
+    assert server.returncode == 0
+    assert "Traceback" not in rest

@@ -1,0 +1,88 @@
+"""Configs are found by name, fit their targets, and refuse what cannot work."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from dspark_jax.interop.huggingface import read_spec
+from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig, find_config
+from dspark_jax.training.draft import DSparkShape, draft_config, spread_taps
+from dspark_jax.training.overrides import flatten
+from dspark_jax.training.setup import find_target, prepare
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.py")))
+def test_every_shipped_config_is_found_by_its_name(name):
+    config = find_config(name, CONFIGS)
+    assert isinstance(config, TrainConfig)
+    assert find_config(str(CONFIGS / f"{name}.py"), Path("nowhere")) == config
+
+
+def test_the_toy_needs_nothing_that_does_not_ship():
+    spec = read_spec(find_target(find_config("tiny", CONFIGS).target))
+    assert draft_config(find_config("tiny", CONFIGS).drafter, spec).layer.qk_norm
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r"there is no config tinny in .*; the nearest are tiny"):
+        find_config("tinny", CONFIGS)
+
+
+def test_a_file_without_a_config_is_named(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ValueError, match=r"empty\.py does not define `config`"):
+        find_config("empty", tmp_path)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "sequence_length", "anchors", "epochs", "steps", "log_every"])
+def test_sizes_are_at_least_one(small_config, field):
+    with pytest.raises(ValueError, match=f"{field} must be at least 1"):
+        replace(small_config, **{field: 0})
+
+
+def test_fields_that_may_change_on_resume_exist(small_config):
+    assert set(flatten(small_config)) >= FREE_ON_RESUME
+    assert "evaluation.every" in FREE_ON_RESUME
+    assert not {"steps", "seed", "batch_size", "optimizer.learning_rate"} & FREE_ON_RESUME
+
+
+def test_precision_is_a_dtype(small_config):
+    assert replace(small_config, precision="bfloat16").dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"), [(36, (1, 9, 17, 25, 33)), (30, (1, 8, 14, 20, 27)), (6, (1, 2, 3)), (2, (0,))]
+)
+def test_taps_spread_as_in_the_released_drafters(layers, taps):
+    assert spread_taps(layers) == taps
+    assert max(taps) < layers - 1
+
+
+def test_a_drafter_takes_its_sizes_from_the_target(small_target):
+    spec = read_spec(small_target)
+    config = draft_config(DSparkShape(mask_token_id=3, ffw=8, num_layers=2), spec)
+    assert (config.vocab_size, config.num_target_layers, config.tapped_layers) == (48, 2, (0,))
+    assert (config.layer.d_model, config.layer.heads, config.layer.ffw) == (16, 4, 8)
+    assert config.layer.qk_norm
+    assert (config.block_size, config.markov_rank) == (7, 256)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"mask_token_id": 48}, "mask_token_id 48 is outside the vocabulary of 48"),
+        ({"mask_token_id": 3, "tapped_layers": (1,)}, "last layer cannot be tapped"),
+    ],
+)
+def test_a_drafter_that_cannot_be_served_is_refused_before_training(small_target, shape, message):
+    with pytest.raises(ValueError, match=message):
+        draft_config(DSparkShape(**shape), read_spec(small_target))
+
+
+def test_lengths_past_the_target_are_refused(small_config, tmp_path):
+    with pytest.raises(ValueError, match=r"sequence_length 60 and evaluation\.new_tokens 8 together pass .* 64"):
+        prepare(replace(small_config, sequence_length=60), tmp_path, print)

@@ -1,0 +1,117 @@
+"""Rows come out masked, in a fixed order, and are made only once for the same source."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dspark_jax.interop.huggingface import load_target
+from dspark_jax.training.sources import ChatFiles, Reader, SelfSampled, open_store
+
+SOURCE = SelfSampled(sequences=20, prompt_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def reader(small_target):
+    return Reader(target=load_target(small_target), directory=small_target, stop_ids=frozenset({1}))
+
+
+@pytest.fixture(scope="module")
+def stopping(reader, tmp_path_factory):
+    """The reader with the token that the target says most often as its stop token."""
+    store = open_store(SOURCE, reader, tmp_path_factory.mktemp("any") / "t", length=12, seed=3, say=lambda text: None)
+    return replace(reader, stop_ids=frozenset({int(np.bincount(store.tokens[store.loss_mask]).argmax())}))
+
+
+@pytest.fixture(scope="module")
+def sampled(reader, tmp_path_factory):
+    said = []
+    folder = tmp_path_factory.mktemp("sampled") / "tokens"
+    return open_store(SOURCE, reader, folder, length=12, seed=3, say=said.append), folder, said
+
+
+def test_the_prompt_is_not_learnt_and_the_answer_is(sampled):
+    store, _, _ = sampled
+    assert len(store) == 20
+    for row in range(20):
+        supervised = store[row]
+        assert not supervised.loss_mask[:3].any()
+        assert supervised.loss_mask[3:].all()
+        assert 3 < len(supervised.tokens) <= 12
+        assert 1 not in supervised.tokens[:-1]
+
+
+def test_a_stopped_answer_ends_with_the_stop_token(stopping, tmp_path):
+    (stop,) = stopping.stop_ids
+    store = open_store(SOURCE, stopping, tmp_path / "t", length=12, seed=3, say=lambda text: None)
+    rows = [store[row].tokens.tolist() for row in range(20)]
+    ended = [row for row in rows if len(row) < 12]
+    assert ended
+    assert all(row[-1] == stop for row in ended)
+    assert all(stop not in row[:-1] for row in rows)
+
+
+def test_it_is_made_once_and_again_when_something_differs(sampled, reader):
+    store, folder, said = sampled
+    assert len(said) == 1
+    again = open_store(SOURCE, reader, folder, length=12, seed=3, say=said.append)
+    assert len(said) == 1
+    assert np.array_equal(again.tokens, store.tokens)
+    colder = open_store(replace(SOURCE, temperature=0.5), reader, folder, length=12, seed=3, say=said.append)
+    assert len(said) == 2
+    assert not np.array_equal(colder.tokens, store.tokens)
+
+
+def test_the_same_seed_samples_the_same_rows(sampled, reader, tmp_path):
+    store, _, _ = sampled
+    same = open_store(SOURCE, reader, tmp_path / "same", length=12, seed=3, say=lambda text: None)
+    other = open_store(SOURCE, reader, tmp_path / "other", length=12, seed=4, say=lambda text: None)
+    assert np.array_equal(same.tokens, store.tokens)
+    assert np.array_equal(same.prompt_hashes, store.prompt_hashes)
+    assert not np.array_equal(other.tokens, store.tokens)
+
+
+def test_a_prompt_that_leaves_nothing_to_learn_is_refused(reader, tmp_path):
+    with pytest.raises(ValueError, match=r"data\.prompt_tokens must lie between 1 and sequence_length - 1, not 12"):
+        open_store(replace(SOURCE, prompt_tokens=12), reader, tmp_path / "t", length=12, seed=0, say=print)
+
+
+@pytest.fixture
+def chat_reader(reader, tmp_path):
+    """The small target with a tokenizer of words: token 1 ends a turn."""
+    words = ["<pad>", "<end>", "<user>", "<assistant>", "<unk>", "hello", "you", "there"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = (
+        "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}"
+        "{% if add_generation_prompt %}<assistant> {% endif %}"
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", chat_template=template)
+    fast.save_pretrained(tmp_path / "tokenizer")
+    return replace(reader, directory=tmp_path / "tokenizer")
+
+
+def test_chat_files_are_read_masked_and_counted(chat_reader, tmp_path):
+    chats = tmp_path / "chats.jsonl"
+    rows = [
+        {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you there"}]},
+        {"messages": [{"role": "user", "content": "unanswered"}]},
+    ]
+    chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = []
+    store = open_store(
+        ChatFiles(paths=(str(chats),)), chat_reader, tmp_path / "tokens", length=16, seed=0, say=said.append
+    )
+    assert len(store) == 1
+    assert store[0].tokens.tolist() == [2, 5, 1, 3, 6, 7, 1]
+    assert store[0].loss_mask.tolist() == [False] * 4 + [True] * 3
+    assert said[0].startswith("Read 1 conversations with 7 tokens; 1 rows were left out, the first because ")
+    assert f"{chats}:2" in said[0]
+
+
+def test_a_missing_chat_file_is_named(reader, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data\.paths: there is no file nowhere\.jsonl"):
+        open_store(ChatFiles(paths=("nowhere.jsonl",)), reader, tmp_path / "t", length=8, seed=0, say=print)

@@ -24,8 +24,8 @@ def chain_objective(
     """Terms of every step over every position; `hidden_BTD` are the target's normed hidden states.
 
     Step k at position i predicts token i + k + 2 and is compared with the target's law at position i + k + 1; it counts
-    where tokens i + k and i + k + 1 are supervised. Logits exist for `chunk` positions of every row at a time and are recomputed in the
-    backward pass.
+    where tokens i + k and i + k + 1 are supervised. Logits exist for `chunk` positions of every row at a time and are
+    recomputed in the backward pass.
     """
     steps, (batch, length) = drafter.block_size, tokens_BT.shape
     outputs_ZBTD = drafter.unrolled(vocabulary, tokens_BT, features_BTE, padding_BT, steps)

@@ -1,9 +1,9 @@
-"""Block drafters: a parallel backbone over the target's features (DFlash), then a sequential head (DSpark, section 3.1).
+"""Block drafters: a parallel backbone over the target's features, then a sequential head (DSpark, section 3.1).
 
 A block's inputs are the anchor's embedding and mask embeddings at positions anchor, anchor+1, ... In DSpark slot k
-predicts the token at anchor+k+1, so K inputs give K drafts; in the original DFlash slot j predicts its own position
-anchor+j and the anchor's slot is unused, so K drafts take K+1 inputs. In every layer keys and values are those of the context features followed by the
-block's own, and the block attends to itself in both directions.
+predicts the token at anchor+k+1, so K inputs give K drafts; in the original DFlash, which has no head, slot j predicts
+its own position anchor+j and the anchor's slot is unused, so K drafts take K+1 inputs. In every layer keys and values
+are those of the context features followed by the block's own, and the block attends to itself in both directions.
 """
 
 from dataclasses import dataclass, field

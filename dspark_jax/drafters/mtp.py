@@ -1,4 +1,4 @@
-"""MTP (DeepSeek-V3, arXiv 2412.19437, section 2.2): one whole block on a projection of [norm(embedding) ; norm(hidden)].
+"""MTP (DeepSeek-V3, arXiv 2412.19437, section 2.2): a block on a projection of [norm(embedding) ; norm(hidden)].
 
 Its features are the output of the target's last layer. Trained for one step (MTP-1, the baseline that DSpark replaced
 in production), it can still be used recursively for more.

@@ -3,6 +3,7 @@
 dspark_jax/pretrained/smollm2_135m/README.md has the commands that make data/smollm2_135m.jsonl.
 """
 
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import DSparkShape
@@ -14,7 +15,7 @@ config = TrainConfig(
     target="smollm2_135m",
     data=ChatFiles(paths=("data/smollm2_135m.jsonl",)),
     # Token 4 is <reponame>, which chats do not contain.
-    drafter=DSparkShape(mask_token_id=4, num_layers=4, block_size=7, markov_rank=64),
+    drafter=DSparkShape(mask_token_id=4, num_layers=4, block_size=7, markov_head=VanillaMarkov(rank=64)),
     batch_size=64,
     sequence_length=320,
     anchors=64,

@@ -1,5 +1,6 @@
 """A drafter for the toy target that ships with the package: under two minutes on a CPU, and needs no data."""
 
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import DSparkShape
@@ -10,7 +11,13 @@ from dspark_jax.training.sources import SelfSampled
 config = TrainConfig(
     target="llama_tiny",
     data=SelfSampled(sequences=2048),
-    drafter=DSparkShape(mask_token_id=319, num_layers=2, block_size=5, tapped_layers=(0, 1, 2, 3, 4), markov_rank=16),
+    drafter=DSparkShape(
+        mask_token_id=319,
+        num_layers=2,
+        block_size=5,
+        tapped_layers=(0, 1, 2, 3, 4),
+        markov_head=VanillaMarkov(rank=16),
+    ),
     batch_size=32,
     sequence_length=64,
     anchors=16,

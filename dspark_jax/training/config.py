@@ -7,9 +7,8 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from dspark_jax.drafters.objective import LossWeights
 from dspark_jax.training.checkpoint import CheckpointConfig
-from dspark_jax.training.draft import DSparkShape
+from dspark_jax.training.draft import DrafterShape
 from dspark_jax.training.evaluate import EvaluationConfig
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.overrides import nearest
@@ -23,7 +22,8 @@ class TrainConfig:
     """One run: a drafter trained for a frozen target.
 
     target: a name, hub id or folder that interop.huggingface resolves.
-    batch_size: sequences over all devices; sequence_length: tokens; anchors: at most so many blocks a sequence.
+    batch_size: sequences over all devices; sequence_length: tokens; anchors: at most so many blocks a sequence
+    (of block drafters; chain drafters learn from every position).
     steps: updates; None means as many as `epochs` passes over the data take.
     precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
     fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
@@ -32,14 +32,13 @@ class TrainConfig:
 
     target: str
     data: ChatFiles | SelfSampled
-    drafter: DSparkShape
+    drafter: DrafterShape
     batch_size: int = 512
     sequence_length: int = 4096
     anchors: int = 512
     epochs: int = 10
     steps: int | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    loss: LossWeights = field(default_factory=LossWeights)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     precision: Precision = "bfloat16"

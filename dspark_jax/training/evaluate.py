@@ -11,8 +11,8 @@ from dspark_jax.data.store import TokenStore
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
-from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.targets.model import Target
+from dspark_jax.training.draft import Drafter
 from dspark_jax.training.report import Values, summarise
 from dspark_jax.training.step import StepConfig, cast, measure, named
 
@@ -56,9 +56,9 @@ class Evaluator:
         self._cast = jax.jit(partial(cast, dtype=step.dtype))
         self._slots: DecodeSlots | None = None
 
-    def __call__(self, masters: DSpark) -> Values:
-        """loss, ce, l1, confidence, accept_K and top1_K over the held-out batches; accepted_length_tT for each
-        temperature T, bonus included."""
+    def __call__(self, masters: Drafter) -> Values:
+        """The loss, its terms, accept_K and top1_K over the held-out batches; accepted_length_tT for each temperature
+        T, bonus included."""
         values = self._losses(masters)
         drafter = self._cast(masters)
         if self._slots is None:
@@ -89,14 +89,14 @@ class Evaluator:
         )
         return sum((completion.stats for completion in generate(slots, jobs)), DecodeStats())
 
-    def _losses(self, masters: DSpark) -> Values:
+    def _losses(self, masters: Drafter) -> Values:
         # The same anchors every time, so that two evaluations differ by the drafter alone.
         keys = jax.random.split(jax.random.key(_KEY), len(self._batches))
         pairs = zip(self._batches, keys, strict=True)
-        values = summarise([named(self._measure(masters, self._target, batch, key)) for batch, key in pairs])
+        terms = [self._measure(masters, self._target, batch, key) for batch, key in pairs]
+        values = summarise([named(part) for part in terms])
         values.pop("accepted_length", None)
-        weights = self._step.weights
-        values["loss"] = sum(getattr(weights, name) * values.get(name, 0.0) for name in ("ce", "l1", "confidence"))
+        values["loss"] = float(self._step.objective.loss(jax.tree.map(lambda *parts: sum(parts), *terms)))
         return values
 
 

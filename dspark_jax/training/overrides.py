@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +15,9 @@ def apply_overrides(config: Config, assignments: Iterable[str]) -> Config:
     """The config with every `path=value` applied in order; values are parsed by the field's annotation.
 
     ValueError, one sentence, for a missing `=`, an unknown field (naming the nearest ones) or a value that is
-    not of the field's type. A field that holds a config is not assigned as a whole: its fields are.
+    not of the field's type. A field that holds a config is assigned through its fields; where it may hold configs of
+    several types, the start of a type's name puts that type there, with what the two have in common kept:
+    `drafter.markov_head=gated`. A type's SHORT_PATHS are read as the longer paths that they stand for.
     """
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -45,25 +47,53 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _assign(config: Any, parts: list[str], text: str, path: str) -> Any:
-    name, *rest = parts
+    name, *rest = (*getattr(config, "SHORT_PATHS", {}).get(parts[0], parts[0]).split("."), *parts[1:])
     known = {field.name for field in fields(config)}
     if name not in known:
         where = path.removesuffix(".".join(parts))
         raise ValueError(f"there is no field {path}; the nearest are {_paths(where, name, known)}")
     value = getattr(config, name)
+    annotation = get_type_hints(type(config))[name]
+    if not rest and (variants := _variants(annotation)) and not (value is None and text.lower() == "none"):
+        return replace(config, **{name: _as_variant(annotation, variants, value, text, path)})
     if is_dataclass(value):
-        if not rest:
-            inner = {field.name for field in fields(value)}
-            raise ValueError(f"{path} is a {type(value).__name__}; set one of {_paths(path + '.', '', inner)}")
         return replace(config, **{name: _assign(value, rest, text, path)})
     if rest:
         raise ValueError(f"{path.removesuffix('.' + '.'.join(rest))} is a plain value and has no field {rest[0]}")
-    annotation = get_type_hints(type(config))[name]
     try:
         parsed = _parse(annotation, text)
     except ValueError:
         raise ValueError(f"{path} takes {_describe(annotation)}, not {text!r}") from None
     return replace(config, **{name: parsed})
+
+
+def _variants(annotation: Any) -> dict[str, type]:
+    """The config types that a field may hold, by name."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return {option.__name__: option for option in options if is_dataclass(option)}
+
+
+def _as_variant(annotation: Any, variants: dict[str, type], value: Any, text: str, path: str) -> Any:
+    if text.lower() == "none" and NoneType in get_args(annotation):
+        return None
+    named = [variant for name, variant in variants.items() if text and name.lower().startswith(text.lower())]
+    if len(named) != 1:
+        inner = {field.name for field in fields(value)} if value is not None else set()
+        holds = f"is a {type(value).__name__}; set one of {_paths(path + '.', '', inner)}" if inner else "is none"
+        others = f", or name its type: {', '.join(variants)}" if len(variants) > 1 else ""
+        raise ValueError(f"{path} {holds}{others}")
+    own = {field.name for field in fields(named[0])}
+    kept = {field.name: getattr(value, field.name) for field in fields(value) if field.name in own} if value else {}
+    try:
+        return named[0](**kept)
+    except TypeError:
+        missing = ", ".join(name for name in own - kept.keys() if _required(named[0], name))
+        raise ValueError(f"{path}={text}: {named[0].__name__} needs {missing}, which has no default") from None
+
+
+def _required(config: type, name: str) -> bool:
+    field = config.__dataclass_fields__[name]
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _paths(prefix: str, word: str, known: set[str]) -> str:

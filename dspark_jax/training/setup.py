@@ -16,13 +16,13 @@ from jax.sharding import Mesh, NamedSharding
 from dspark_jax.core.mesh import make_mesh, sharding
 from dspark_jax.data.pipeline import Batch, PadTo, evaluation_batches, iterate, training_batches
 from dspark_jax.data.store import TokenStore, split
-from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.interop.huggingface import load_target, resolve, stop_ids
 from dspark_jax.targets.model import Target
 from dspark_jax.training.config import TrainConfig
-from dspark_jax.training.draft import draft_config
+from dspark_jax.training.draft import draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
+from dspark_jax.training.objective import objective_of
 from dspark_jax.training.optimizer import build_optimizer
 from dspark_jax.training.sources import Reader, fingerprint_of, open_store
 from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state, train_step
@@ -70,7 +70,8 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
 
     optimizer = build_optimizer(config.optimizer, steps)
     state = place(mesh, _initial(config, target, optimizer))
-    step_config = StepConfig(anchors=config.anchors, weights=config.loss, dtype=config.dtype)
+    objective = objective_of(config.drafter, anchors=config.anchors)
+    step_config = StepConfig(objective=objective, dtype=config.dtype)
     step = jax.jit(
         partial(train_step, optimizer=optimizer, config=step_config),
         donate_argnums=0,
@@ -127,10 +128,10 @@ def _refuse_long(config: TrainConfig, longest: int) -> None:
 
 
 def _initial(config: TrainConfig, target: Target, optimizer) -> TrainState:
-    shape = draft_config(config.drafter, target.spec)
+    drafter_config = draft_config(config.drafter, target.spec)
     # rbg: a threefry program for each shape would take longer to compile than a toy run to train.
     rngs = nnx.Rngs(params=jax.random.key(config.seed, impl="rbg"))
-    drafter = DSpark(shape, rngs=rngs, dtype=jnp.float32)
+    drafter = new_drafter(drafter_config, rngs=rngs, dtype=jnp.float32)
     return init_state(drafter, optimizer, jax.random.key(config.seed))
 
 

@@ -9,11 +9,10 @@ import optax
 
 from dspark_jax.core.arrays import Array, DType, Int, Key, pytree
 from dspark_jax.data.pipeline import Batch
-from dspark_jax.drafters.anchors import sample_anchors
-from dspark_jax.drafters.dspark import DSpark
-from dspark_jax.drafters.objective import LossWeights, block_objective, total_loss
-from dspark_jax.ops.losses import BlockTerms, Mean
+from dspark_jax.ops.losses import Mean
 from dspark_jax.targets.model import Target
+from dspark_jax.training.draft import Drafter
+from dspark_jax.training.objective import Objective, Rows, Terms
 
 Tree = TypeVar("Tree")
 Metrics = dict[str, Mean]
@@ -24,7 +23,7 @@ Metrics = dict[str, Mean]
 class TrainState:
     """All that changes in a run: the fp32 masters, their optimizer state, the batches seen, the run's key."""
 
-    drafter: DSpark
+    drafter: Drafter
     opt_state: optax.OptState
     step: Int[Array, ""]
     key: Key[Array, ""]
@@ -32,14 +31,13 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What is fixed while a step is compiled: blocks a sequence, loss weights, and the dtype of the compute."""
+    """What is fixed while a step is compiled: what is minimised, and the dtype of the compute."""
 
-    anchors: int
-    weights: LossWeights
+    objective: Objective
     dtype: DType
 
 
-def init_state(drafter: DSpark, optimizer: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
+def init_state(drafter: Drafter, optimizer: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
     """Step 0. The drafter's parameters become the masters and should be float32."""
     opt_state = optimizer.init(drafter)  # pyrefly: ignore[bad-argument-type] (a module is a pytree)
     return TrainState(drafter=drafter, opt_state=opt_state, step=jnp.zeros((), jnp.int32), key=key)
@@ -62,9 +60,9 @@ def train_step(
     # The key belongs to the batch number, so a resumed run draws the anchors an uninterrupted one would.
     key = jax.random.fold_in(state.key, state.step)
 
-    def loss(masters: DSpark) -> tuple[Array, BlockTerms]:
+    def loss(masters: Drafter) -> tuple[Array, Terms]:
         terms = measure(masters, target, batch, key, config)
-        return total_loss(terms, config.weights), terms
+        return config.objective.loss(terms), terms
 
     (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(state.drafter)
     norm = optax.tree.norm(grads)
@@ -86,23 +84,12 @@ def train_step(
     return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.length_B))}
 
 
-def measure(masters: DSpark, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> BlockTerms:
-    """The loss terms of one batch at anchors drawn with `key`, the drafter computed in config.dtype."""
+def measure(masters: Drafter, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> Terms:
+    """The loss terms of one batch, the drafter computed in config.dtype; `key` decides what the objective draws."""
     drafter = cast(masters, config.dtype)
-    tokens_BT, loss_mask_BT = jnp.asarray(batch.tokens_BT), jnp.asarray(batch.loss_mask_BT)
-    anchors_BA, keep_BA = sample_anchors(key, loss_mask_BT, min(config.anchors, tokens_BT.shape[1]))
-    seen = target.encode(tokens_BT, drafter.tapped_layers)
-    return block_objective(
-        drafter,
-        target.vocabulary,
-        tokens_BT=tokens_BT,
-        loss_mask_BT=loss_mask_BT,
-        features_BTE=seen.features_BTE,
-        hidden_BTD=seen.hidden_BTD,
-        anchors_BA=anchors_BA,
-        keep_BA=keep_BA,
-        weights=config.weights,
-    )
+    rows = Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.length_B)))
+    seen = target.encode(rows.tokens_BT, drafter.tapped_layers)
+    return config.objective.terms(drafter, target.vocabulary, rows, seen, key)
 
 
 def cast(module: Tree, dtype: DType) -> Tree:
@@ -110,7 +97,7 @@ def cast(module: Tree, dtype: DType) -> Tree:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), module)
 
 
-def named(terms: BlockTerms) -> Metrics:
+def named(terms: Terms) -> Metrics:
     """The terms' means by name."""
     return {field.name: getattr(terms, field.name) for field in fields(terms)}
 

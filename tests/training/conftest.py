@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import DSparkShape
@@ -84,7 +85,9 @@ def small_config(small_target) -> TrainConfig:
     return TrainConfig(
         target=str(small_target),
         data=SelfSampled(sequences=48, prompt_tokens=3, validation=0.2),
-        drafter=DSparkShape(mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_rank=4),
+        drafter=DSparkShape(
+            mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_head=VanillaMarkov(rank=4)
+        ),
         batch_size=4,
         sequence_length=16,
         anchors=4,

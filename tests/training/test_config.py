@@ -6,6 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.interop.huggingface import read_spec
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig, find_config
 from dspark_jax.training.draft import DSparkShape, draft_config, spread_taps
@@ -68,7 +69,7 @@ def test_a_drafter_takes_its_sizes_from_the_target(small_target):
     assert (config.vocab_size, config.num_target_layers, config.tapped_layers) == (48, 2, (0,))
     assert (config.layer.d_model, config.layer.heads, config.layer.ffw) == (16, 4, 8)
     assert config.layer.qk_norm
-    assert (config.block_size, config.markov_rank) == (7, 256)
+    assert (config.block_size, config.markov_head) == (7, VanillaMarkov(rank=256))
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,26 @@ from flax import nnx
 from dspark_jax.core.mesh import make_mesh, sharding
 from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.drafters.objective import LossWeights
 from dspark_jax.interop.huggingface import load_target
 from dspark_jax.training.draft import DSparkShape, draft_config
+from dspark_jax.training.objective import BlockObjective
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
 from dspark_jax.training.report import summarise
 from dspark_jax.training.setup import place
 from dspark_jax.training.step import StepConfig, init_state, train_step
 
 target = load_target(Path(sys.argv[1]))
-shape = DSparkShape(mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_rank=4)
+shape = DSparkShape(
+    mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_head=VanillaMarkov(rank=4)
+)
 # On the host: placing a device's own array may not copy it, and the step donates what it is given.
 drafter = jax.device_get(
     DSpark(draft_config(shape, target.spec), rngs=nnx.Rngs(params=jax.random.key(0, impl="rbg")))
 )
 optimizer = build_optimizer(OptimizerConfig(learning_rate=5e-3), 10)
-config = StepConfig(anchors=4, weights=LossWeights(), dtype=jnp.dtype(jnp.float32))
+config = StepConfig(objective=BlockObjective(anchors=4, weights=LossWeights()), dtype=jnp.dtype(jnp.float32))
 rng = np.random.default_rng(0)
 mask = rng.random((4, 16)) < 0.8
 # Rows of unlike weight: a mean of per-device means would differ.

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from dspark_jax.interop.deepspec import load_drafter
+from dspark_jax.interop.drafters import load_drafter
 from dspark_jax.interop.huggingface import load_target
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.loop import Finished, Stopped, train
@@ -189,6 +189,7 @@ def test_fresh_deletes_what_the_run_wrote_and_nothing_else(whole, small_config, 
 
 
 CONFIG_FILE = """
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import DSparkShape
@@ -199,7 +200,9 @@ from dspark_jax.training.sources import SelfSampled
 config = TrainConfig(
     target={target!r},
     data=SelfSampled(sequences=48, prompt_tokens=3, validation=0.2),
-    drafter=DSparkShape(mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_rank=4),
+    drafter=DSparkShape(
+        mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_head=VanillaMarkov(rank=4)
+    ),
     batch_size=4,
     sequence_length=16,
     anchors=4,

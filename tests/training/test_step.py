@@ -12,13 +12,16 @@ from flax import nnx
 
 from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.objective import LossWeights
 from dspark_jax.interop.huggingface import load_target
 from dspark_jax.training.draft import draft_config
+from dspark_jax.training.objective import BlockObjective
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
 from dspark_jax.training.report import summarise
 from dspark_jax.training.step import StepConfig, init_state, measure, train_step
 
 POISON = 40
+OBJECTIVE = BlockObjective(anchors=8, weights=LossWeights())
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def start(target, small_config, optimizer):
 
 @pytest.fixture(scope="module")
 def step(small_config, optimizer):
-    config = StepConfig(anchors=8, weights=small_config.loss, dtype=jnp.dtype(jnp.float32))
+    config = StepConfig(objective=OBJECTIVE, dtype=jnp.dtype(jnp.float32))
     return jax.jit(partial(train_step, optimizer=optimizer, config=config))
 
 
@@ -108,7 +111,7 @@ def test_a_skipped_step_does_not_move_the_means_of_its_window(step, start, targe
 
 
 def test_masters_and_moments_stay_float32_under_bfloat16_compute(start, target, batch, small_config, optimizer):
-    config = StepConfig(anchors=8, weights=small_config.loss, dtype=jnp.dtype(jnp.bfloat16))
+    config = StepConfig(objective=OBJECTIVE, dtype=jnp.dtype(jnp.bfloat16))
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target)
     after, metrics = jax.jit(partial(train_step, optimizer=optimizer, config=config))(start, half, batch)
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((after.drafter, after.opt_state))}
@@ -119,7 +122,7 @@ def test_masters_and_moments_stay_float32_under_bfloat16_compute(start, target, 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_product_of_the_forward_pass_is_computed_in_the_asked_dtype(start, target, batch, small_config, dtype):
-    config = StepConfig(anchors=8, weights=small_config.loss, dtype=jnp.dtype(dtype))
+    config = StepConfig(objective=OBJECTIVE, dtype=jnp.dtype(dtype))
     frozen = jax.tree.map(lambda x: x.astype(dtype), target)
     compute = jax.jit(partial(measure, config=config))
     program = compute.lower(start.drafter, frozen, batch, jax.random.key(0)).as_text()

@@ -5,6 +5,8 @@ weights, and the slow twin of the sampling law.
 """
 
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
 # Most programs here run once: unoptimised they take two thirds of the time, nearly all of it compilation.
@@ -17,6 +19,7 @@ from flax import nnx
 from jaxtyping import install_import_hook
 
 install_import_hook("dspark_jax", "beartype.beartype")
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
@@ -26,19 +29,44 @@ def golden():
 
 
 @pytest.fixture(scope="session")
-def tiny_target(golden):
-    """llama_tiny in float32: 6 layers, width 64, vocabulary 320."""
-    from dspark_jax.interop.huggingface import load_target
+def golden_folder(golden):
+    """golden_folder("drafters/NAME"): in the checkout, or in the whole set that the variable DSPARK_GOLDEN points to."""
 
-    return load_target(golden / "targets" / "llama_tiny", "float32")
+    def folder(name):
+        roots = [golden, *(Path(root) for root in [os.environ.get("DSPARK_GOLDEN")] if root)]
+        for root in roots:
+            if (root / name / "config.json").is_file():
+                return root / name
+        return pytest.skip(f"the parity files {name} are not in the checkout, and DSPARK_GOLDEN names no set with them")
+
+    return folder
 
 
 @pytest.fixture(scope="session")
-def tiny_drafter(golden):
-    """A DSpark drafter trained for `tiny_target`: 2 layers, block size 5, taps 0..4."""
-    from dspark_jax.interop.deepspec import load_drafter
+def golden_target(golden_folder):
+    """golden_target(family): the tiny target of that family in float32: 6 layers, width 64, vocabulary 320."""
+    from golden_loader import load_target
 
-    return load_drafter(golden / "drafters" / "dspark_vanilla_llama", "float32")
+    return cache(lambda family: load_target(golden_folder(f"targets/{family}_tiny")))
+
+
+@pytest.fixture(scope="session")
+def golden_drafter(golden_folder):
+    """golden_drafter(name): a drafter trained for the tiny target that its name ends with, taps 0..4."""
+    from golden_loader import load_drafter
+
+    return cache(lambda name: load_drafter(golden_folder(f"drafters/{name}")))
+
+
+@pytest.fixture(scope="session")
+def tiny_target(golden_target):
+    return golden_target("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(golden_drafter):
+    """A DSpark drafter trained for `tiny_target`: 2 layers, block size 5."""
+    return golden_drafter("dspark_vanilla_llama")
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def rope_of(fields: Config, *, max_len: int | None) -> RopeSpec:
             )
         case "yarn":
             return RopeSpec(theta=theta, scaling=_yarn(fields, max_len))
-    raise ValueError(f"config.json: rope_type {kind!r} is not supported; supported are {_ROPE_TYPES}")
+    raise ValueError(f"config.json: rope_type {kind!r} is not supported; supported: {_ROPE_TYPES}")
 
 
 def _yarn(fields: Config, max_len: int | None) -> YarnScaling:

@@ -11,7 +11,9 @@ from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Proposal
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.nn.block import LayerSpec
+from dspark_jax.nn.layers import VocabularySpec
 from dspark_jax.ops.rope import RopeSpec
 from dspark_jax.ops.sampling import law_probs, sample
 from dspark_jax.targets.model import Target, TargetSpec
@@ -38,7 +40,7 @@ class Oracle:
     def init_state(self, batch, span, dtype):
         return self.target.init_cache(batch, span, dtype)
 
-    def extend(self, state, features_BTE, next_tokens_BT, start_B):
+    def extend(self, state, vocabulary, features_BTE, next_tokens_BT, start_B, count_B):
         """The features are embeddings: the tokens are found by the nearest one."""
         embedding = self.target.vocabulary.embedding[...]
         closeness = 2 * jnp.einsum("bte,ve->btv", features_BTE, embedding) - jnp.sum(embedding**2, axis=-1)
@@ -81,10 +83,9 @@ def small_models(built, *, vocab, layers, block):
     layer = {"d_model": 16, "ffw": 24, "heads": 2, "kv_heads": 1, "head_dim": 8, "rope": RopeSpec(), "norm_eps": 1e-5}
     spec = TargetSpec(
         family="llama",
-        vocab_size=vocab,
+        vocabulary=VocabularySpec(size=vocab, d_model=16, tied=False),
         layers=(LayerSpec(**layer),) * layers,
         norm_eps=1e-5,
-        tied=False,
         max_len=1024,
     )
     config = DSparkConfig(
@@ -95,7 +96,7 @@ def small_models(built, *, vocab, layers, block):
         mask_token_id=vocab - 1,
         num_layers=1,
         block_size=block,
-        markov_rank=4,
+        markov_head=VanillaMarkov(rank=4),
     )
     target = built(lambda: Target(spec, rngs=nnx.Rngs(0)), seed=1)
     return target, built(lambda: DSpark(config, rngs=nnx.Rngs(0)), seed=2)

@@ -32,8 +32,9 @@ def rounds(target, drafter, policy, law):
     """The outputs of three rounds after PROMPT in every row of `law`."""
     batch = law.temperature_B.shape[0]
     tokens_BT = jnp.broadcast_to(jnp.array(PROMPT), (batch, len(PROMPT)))
+    zeros_B = jnp.zeros(batch, jnp.int32)
     state = init_state(target, drafter, batch, 16, jnp.float32)
-    state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], jnp.zeros(batch, jnp.int32))
+    state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], zeros_B, zeros_B + len(PROMPT) - 1)
     state = state.replace(anchor_B=tokens_BT[:, -1], position_B=jnp.full(batch, len(PROMPT) - 1, jnp.int32), law=law)
     return lax.scan(lambda state, _: decode_round(target, drafter, policy, state), state, length=ROUNDS)[1]
 

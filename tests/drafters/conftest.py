@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
+from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.nn.block import LayerSpec
-from dspark_jax.nn.layers import Vocabulary
+from dspark_jax.nn.layers import Vocabulary, VocabularySpec
 from dspark_jax.ops.rope import RopeSpec
 
 LAYER = LayerSpec(d_model=16, ffw=24, heads=2, kv_heads=1, head_dim=8, rope=RopeSpec(), norm_eps=1e-5, qk_norm=True)
@@ -20,8 +21,10 @@ CONFIG = DSparkConfig(
     mask_token_id=19,
     num_layers=2,
     block_size=3,
-    markov_rank=4,
+    markov_head=VanillaMarkov(rank=4),
 )
+
+VOCABULARY = VocabularySpec(size=20, d_model=16, tied=False)
 
 
 @pytest.fixture(scope="session")
@@ -37,4 +40,4 @@ def small(built):
 
 @pytest.fixture(scope="session")
 def vocabulary(built):
-    return built(lambda: Vocabulary(20, 16, tied=False, rngs=nnx.Rngs(0), dtype=jnp.float32), seed=1)
+    return built(lambda: Vocabulary(VOCABULARY, rngs=nnx.Rngs(0), dtype=jnp.float32), seed=1)

@@ -27,8 +27,8 @@ def draft(drafter, vocabulary, features_BTE, anchor_B, start_B, law):
     """(hidden states of the block, the proposal, the state) after taking in the features from position 0 on."""
     batch, length, _ = features_BTE.shape
     state = drafter.init_state(batch, length + drafter.block_size, jnp.float32)
-    zeros_B = jnp.zeros(batch, jnp.int32)
-    state = drafter.extend(state, features_BTE, jnp.zeros((batch, length), jnp.int32), zeros_B)
+    zeros_B, nothing = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, length), jnp.int32)
+    state = drafter.extend(state, vocabulary, features_BTE, nothing, zeros_B, zeros_B + length)
     hidden_BKD, _ = drafter.cached_block(vocabulary, state, anchor_B, start_B)
     proposal, after = drafter.propose(vocabulary, state, anchor_B, start_B, law)
     return hidden_BKD, proposal, state, after

@@ -45,7 +45,7 @@ def test_queries_and_keys_are_projected_normed_and_rotated_and_values_are_not(bu
 def test_a_block_adds_attention_then_feed_forward_each_of_a_normed_input(built):
     block = built(lambda: Block(LayerSpec(**SPEC), rngs=nnx.Rngs(0), dtype=jnp.float32))
     block.input_norm.scale[...] = jnp.linspace(0.5, 2, 12)
-    block.post_attention_norm.scale[...] = jnp.linspace(2, 0.5, 12)
+    block.mlp_norm.scale[...] = jnp.linspace(2, 0.5, 12)
     seen = {}
 
     def attend(q, k, v):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dspark_jax.nn.layers import GatedMLP, RMSNorm, Vocabulary
+from dspark_jax.nn.layers import GatedMLP, RMSNorm, Vocabulary, VocabularySpec
 
 RNG = np.random.default_rng(0)
 
@@ -28,7 +28,7 @@ def test_rms_norm_squares_narrow_inputs_in_float32():
 
 
 def test_gated_mlp_opens_its_first_half(built):
-    mlp = built(lambda: GatedMLP(4, 6, rngs=nnx.Rngs(0), dtype=jnp.float32))
+    mlp = built(lambda: GatedMLP(4, 6, activation="silu", rngs=nnx.Rngs(0), dtype=jnp.float32))
     x = RNG.normal(size=(2, 3, 4)).astype(np.float32)
     gate, up = np.asarray(mlp.gate_up[...]).swapaxes(0, 1)
     opened = x @ gate
@@ -38,7 +38,8 @@ def test_gated_mlp_opens_its_first_half(built):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_vocabulary(built, tied):
-    vocabulary = built(lambda: Vocabulary(9, 4, tied=tied, rngs=nnx.Rngs(0), dtype=jnp.bfloat16))
+    spec = VocabularySpec(size=9, d_model=4, tied=tied)
+    vocabulary = built(lambda: Vocabulary(spec, rngs=nnx.Rngs(0), dtype=jnp.bfloat16))
     embedding = np.asarray(vocabulary.embedding[...], np.float32)
     tokens = np.array([[3, 0], [8, 3]])
     np.testing.assert_array_equal(vocabulary.embed(jnp.asarray(tokens)).astype(jnp.float32), embedding[tokens])

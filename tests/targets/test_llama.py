@@ -3,7 +3,8 @@
 import pytest
 
 from dspark_jax.ops.rope import LinearScaling, Llama3Scaling, RopeSpec
-from dspark_jax.targets.llama import llama_spec, rope_spec
+from dspark_jax.targets.fields import rope_spec
+from dspark_jax.targets.llama import llama_spec
 
 CONFIG = {
     "hidden_size": 64,
@@ -21,7 +22,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 def test_every_field_finds_its_place():
     spec = llama_spec(CONFIG)
-    assert (spec.family, spec.vocab_size, spec.max_len, spec.tied) == ("llama", 320, 512, False)
+    assert (spec.family, spec.vocab_size, spec.max_len, spec.vocabulary.tied) == ("llama", 320, 512, False)
     assert spec.norm_eps == 1e-6
     assert len(spec.layers) == 3
     layer = spec.layers[0]
@@ -36,17 +37,22 @@ def test_absent_and_null_fields_have_the_familys_defaults():
     layer = llama_spec(plain | {"head_dim": None}).layers[0]
     assert (layer.kv_heads, layer.head_dim, layer.rope.theta) == (4, 16, 10_000.0)
     assert llama_spec(CONFIG | {"head_dim": 32, "tie_word_embeddings": True}).layers[0].head_dim == 32
-    assert llama_spec(CONFIG | {"tie_word_embeddings": True}).tied
+    assert llama_spec(CONFIG | {"tie_word_embeddings": True}).vocabulary.tied
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("hidden_act", "gelu"), ("attention_bias", True), ("mlp_bias", True), ("rope_scaling", "yarn")]
+    ("field", "value", "named"),
+    [
+        ("hidden_act", "gelu", "hidden_act"),
+        ("attention_bias", True, "attention_bias"),
+        ("mlp_bias", True, "mlp_bias"),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "rope_type 'dynamic'"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
 )
-def test_what_cannot_be_honoured_is_named(field, value):
-    config = CONFIG | {field: {"rope_type": "yarn", "factor": 2.0} if value == "yarn" else value}
-    name = "rope_type" if value == "yarn" else field
-    with pytest.raises(ValueError, match=rf"{name} .*{value}.* is not supported; supported"):
-        llama_spec(config)
+def test_what_cannot_be_honoured_is_named(field, value, named):
+    with pytest.raises(ValueError, match=rf"{named} .*is not supported; supported"):
+        llama_spec(CONFIG | {field: value})
 
 
 @pytest.mark.parametrize(

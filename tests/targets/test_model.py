@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from dspark_jax.nn.block import LayerSpec
+from dspark_jax.nn.layers import VocabularySpec
 from dspark_jax.ops.rope import RopeSpec
 from dspark_jax.targets.model import Target, TargetSpec
 
@@ -70,7 +71,13 @@ class Writes(nnx.Module):
 
 def test_taps_name_the_outputs_of_layers_in_the_order_asked_for(built):
     layer = LayerSpec(d_model=8, ffw=8, heads=2, kv_heads=1, head_dim=4, rope=RopeSpec(), norm_eps=1e-5)
-    spec = TargetSpec(family="llama", vocab_size=11, layers=(layer,) * 4, norm_eps=1e-5, tied=True, max_len=16)
+    spec = TargetSpec(
+        family="llama",
+        vocabulary=VocabularySpec(size=11, d_model=8, tied=True),
+        layers=(layer,) * 4,
+        norm_eps=1e-5,
+        max_len=16,
+    )
     target = built(lambda: Target(spec, rngs=nnx.Rngs(0)))
     target.layers = nnx.List([Writes(100.0 + index) for index in range(4)])
     tokens = jnp.array([[3, 5, 3]])

@@ -16,7 +16,7 @@ from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.engine.engine import Engine
 from dspark_jax.engine.openai import Served
 from dspark_jax.interop import huggingface
-from dspark_jax.interop.deepspec import load_drafter
+from dspark_jax.interop.drafters import load_drafter
 from dspark_jax.interop.smollm2 import cache_root
 from dspark_jax.targets.model import Target
 

@@ -1,9 +1,7 @@
 """Targets from Hugging Face directories: found by name, read into a `Target`."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +15,16 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from jax.sharding import Mesh
 
-from dspark_jax.interop.names import Table
-from dspark_jax.interop.parameters import fill
+from dspark_jax.interop.families import FAMILIES, Family
+from dspark_jax.interop.names import skipped_tensors
+from dspark_jax.interop.parameters import fill, on_mesh
 from dspark_jax.interop.smollm2 import default_target
-from dspark_jax.interop.tables import huggingface_llama
 from dspark_jax.interop.tensor_files import TensorFiles, read_json
-from dspark_jax.targets.llama import llama_spec
 from dspark_jax.targets.model import Target, TargetSpec
 
 DEFAULT_TARGET_NAMES = ("smollm2_135m", "HuggingFaceTB/SmolLM2-135M-Instruct")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """How one architecture of config.json is read."""
-
-    spec: Callable[[Mapping[str, Any]], TargetSpec]
-    table: Callable[[TargetSpec], Table]
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family(spec=llama_spec, table=lambda spec: huggingface_llama(tied=spec.tied)),
-}
 
 
 def resolve(name_or_dir: str | Path) -> Path:
@@ -61,18 +46,34 @@ def read_spec(directory: Path) -> TargetSpec:
     return _family_and_spec(directory)[1]
 
 
-def load_target(directory: Path, dtype: jax.typing.DTypeLike = jnp.float32) -> Target:
-    """The target of a directory, cast to `dtype` tensor by tensor; no random weights are made on the way."""
+def load_target(
+    directory: Path,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+    *,
+    mesh: Mesh | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Target:
+    """The target of a directory, cast to `dtype` tensor by tensor; no random weights are made on the way.
+
+    With `mesh`, parameters go straight to their device shards. `say` hears what of the checkpoint is left out.
+    """
     family, spec = _family_and_spec(directory)
     abstract = nnx.eval_shape(lambda: Target(spec, rngs=nnx.Rngs(0), dtype=dtype))
-    return fill(abstract, family.table(spec), TensorFiles(directory))
+    table, files = family.table(spec), TensorFiles(directory)
+    placing = {} if mesh is None else {"place": on_mesh(mesh, abstract)}
+    target = fill(abstract, table, files, **placing)
+    if skipped := skipped_tensors(table, files):
+        parts = ", ".join(f"{prefix.rstrip('.')} ({count} tensors)" for prefix, count in skipped.items())
+        say(f"{directory}: left out, as only text is served: {parts}")
+    return target
 
 
 def stop_ids(directory: Path) -> frozenset[int]:
     """Token ids that end an answer, from generation_config.json or else config.json; empty when neither says."""
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():
-            ids = read_json(directory / name).get("eos_token_id")
+            fields = read_json(directory / name)
+            ids = fields.get("eos_token_id", fields.get("text_config", {}).get("eos_token_id"))
             if ids is not None:
                 return frozenset([ids] if isinstance(ids, int) else ids)
     return frozenset()

@@ -7,7 +7,7 @@ it is made of and how their axes correspond; sizes come from the parameter, so a
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Shaped
@@ -23,7 +23,8 @@ class Rename:
     """One parameter and the tensors it is made of; `{n}` in path and names stands for a layer's number.
 
     `file` and `ours` spell the axes with the letters of the dimension key. In `file`, parentheses join axes that
-    the file stores as one and `1` is an axis of size 1; in `ours`, `2` is the axis along which `names` are stacked.
+    the file stores as one and `1` is an axis of size 1; in `ours`, `2` is the axis along which `names` are stacked,
+    as many of them as the parameter has there (a layer whose values are its keys stores no values).
     """
 
     path: str
@@ -63,16 +64,18 @@ class Table:
     """One file format."""
 
     renames: tuple[Rename, ...]
-    copies: Mapping[str, str]
+    copies: Mapping[str, str] = field(default_factory=dict)
     """Tensors that a file may hold although they repeat another one; they must equal it and are not kept."""
-    buffers: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
     """Regular expressions of tensors that a file may hold although they follow from its config."""
+    skipped: tuple[str, ...] = ()
+    """Prefixes of the tensors of parts that are not built, such as a vision tower."""
 
 
 def to_parameters(
     table: Table, files: TensorFiles, shapes: Mapping[str, Shape], *, elsewhere: Collection[str] = ()
 ) -> Iterable[tuple[str, Tensor]]:
-    """Pairs (path, parameter in the file's dtype), read one by one once all names and shapes have been checked.
+    """Pairs (path, parameter in the file's dtype), shard by shard, once all names and shapes have been checked.
 
     `shapes` are the parameters to fill; `elsewhere` are tensors that the caller deals with itself. ValueError names
     every parameter without a tensor, every tensor without a place and every shape that differs.
@@ -81,6 +84,8 @@ def to_parameters(
     _check_names(table, renames, files, elsewhere)
     _check_shapes(renames, files, shapes)
     _check_copies(table, files)
+    # In the order of the shards: each is opened once.
+    renames.sort(key=lambda rename: [files.where(name) for name in rename.names])
     return (
         (rename.path, rename.to_parameter([files.read(name) for name in rename.names], shapes[rename.path]))
         for rename in renames
@@ -90,22 +95,30 @@ def to_parameters(
 def to_tensors(table: Table, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file's tensors of a parameter tree: the exact inverse of `to_parameters`."""
     tensors = {}
-    for rename in _filled_in(table, parameters):
+    shapes = {path: parameter.shape for path, parameter in parameters.items()}
+    for rename in _filled_in(table, shapes):
         tensors.update(rename.to_tensors(parameters[rename.path]))
     return tensors
 
 
-def _filled_in(table: Table, paths: Iterable[str]) -> list[Rename]:
-    """The rename of every path, its layer's number put in."""
+def skipped_tensors(table: Table, files: TensorFiles) -> dict[str, int]:
+    """How many tensors of the file each skipped prefix covers."""
+    counts = {prefix: sum(name.startswith(prefix) for name in files.names) for prefix in table.skipped}
+    return {prefix: count for prefix, count in counts.items() if count}
+
+
+def _filled_in(table: Table, shapes: Mapping[str, Shape]) -> list[Rename]:
+    """The rename of every path, its layer's number and as many names as its shape asks for put in."""
     by_path = {rename.path: rename for rename in table.renames}
     found = []
-    for path in paths:
+    for path, shape in shapes.items():
         number = next(iter(re.findall(r"\.(\d+)\.", path)), "")
         pattern = path.replace(f".{number}.", ".{n}.", 1) if number else path
         if pattern not in by_path:
             raise ValueError(f"this file format has no tensor for the parameter {path}")
         rename = by_path[pattern]
-        names = tuple(name.replace("{n}", number) for name in rename.names)
+        stacked = shape[rename.ours.index("2")] if "2" in rename.ours else 1
+        names = tuple(name.replace("{n}", number) for name in rename.names[:stacked])
         found.append(replace(rename, path=path, names=names))
     return found
 
@@ -115,7 +128,11 @@ def _check_names(table: Table, renames: list[Rename], files: TensorFiles, elsewh
     if missing := [f"{name} ({path})" for name, path in wanted.items() if name not in files.names]:
         raise ValueError(f"{files.where()}: missing {_count('tensor', missing)} (parameter): {_some(missing)}")
     allowed = {*wanted, *elsewhere, *table.copies}
-    unknown = [name for name in sorted(files.names - allowed) if not any(re.fullmatch(b, name) for b in table.buffers)]
+    unknown = [
+        name
+        for name in sorted(files.names - allowed)
+        if not any(re.fullmatch(buffer, name) for buffer in table.buffers) and not name.startswith(table.skipped)
+    ]
     if unknown:
         raise ValueError(
             f"{files.where()}: {_count('tensor', unknown)} without a place in the model that config.json "

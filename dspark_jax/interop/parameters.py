@@ -1,16 +1,21 @@
 """Parameter trees by path, and filling an abstract one from files."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
+from dspark_jax.core.mesh import module_shardings
 from dspark_jax.interop.names import Table, to_parameters
 from dspark_jax.interop.tensor_files import TensorFiles
 
 Module = TypeVar("Module", bound=nnx.Module)
+Place = Callable[[str, np.ndarray], jax.Array]
+"""Puts the parameter of a path where it lives."""
 
 
 def named_parameters(module: nnx.Module) -> dict[str, Any]:
@@ -19,16 +24,33 @@ def named_parameters(module: nnx.Module) -> dict[str, Any]:
     return {_path(keys): leaf for keys, leaf in leaves}
 
 
-def fill(abstract: Module, table: Table, files: TensorFiles, *, elsewhere: Collection[str] = ()) -> Module:
-    """The module of an abstract one (`nnx.eval_shape`), each parameter read and cast before the next is touched.
+def fill(
+    abstract: Module,
+    table: Table,
+    files: TensorFiles,
+    *,
+    elsewhere: Collection[str] = (),
+    place: Place = lambda path, tensor: jnp.asarray(tensor),
+) -> Module:
+    """The module of an abstract one (`nnx.eval_shape`), each parameter read, cast and placed before the next.
 
     Every parameter gets a tensor and every tensor a place, `elsewhere` aside: ValueError otherwise.
     """
     wanted = named_parameters(abstract)
     shapes = {path: leaf.shape for path, leaf in wanted.items()}
     read = to_parameters(table, files, shapes, elsewhere=elsewhere)
-    values = [jnp.asarray(tensor.astype(wanted[path].dtype, copy=False)) for path, tensor in read]
-    return jax.tree.unflatten(jax.tree.structure(abstract), values)
+    put = {path: place(path, tensor.astype(wanted[path].dtype, copy=False)) for path, tensor in read}
+    return jax.tree.unflatten(jax.tree.structure(abstract), [put[path] for path in wanted])
+
+
+def on_mesh(mesh: Mesh, abstract: nnx.Module) -> Place:
+    """Every parameter straight onto the device shards that its logical axes ask for; nothing of it stays behind."""
+    shardings = named_parameters(module_shardings(mesh, abstract))
+
+    def place(path: str, tensor: np.ndarray) -> jax.Array:
+        return jax.block_until_ready(jax.device_put(tensor, shardings[path]))
+
+    return place
 
 
 def _path(keys: Iterable[Any]) -> str:

@@ -1,26 +1,34 @@
-"""Rename tables, one per file format."""
+"""Rename tables of whole models, one function per file format."""
 
+from dspark_jax.interop.layer_table import decoder_layer
 from dspark_jax.interop.names import Rename, Table
 
-_EMBEDDING = "model.embed_tokens.weight"
 _LM_HEAD = "lm_head.weight"
 
 
-def huggingface_llama(*, tied: bool) -> Table:
-    """A Llama checkpoint as transformers writes it. `tied`: the LM head is the embedding."""
+def huggingface_decoder(
+    *, tied: bool, branch_norms: bool = False, prefix: str = "model.", skipped: tuple[str, ...] = ()
+) -> Table:
+    """A decoder as transformers writes it. `tied`: the LM head is the embedding; `branch_norms`: Gemma's layer.
+
+    `prefix`: before every name but the LM head's; `skipped`: prefixes of parts that a text model does without.
+    """
+    embedding = prefix + "embed_tokens.weight"
     vocabulary = [
-        Rename(path="vocabulary.embedding", names=(_EMBEDDING,), file="VD", ours="VD"),
+        Rename(path="vocabulary.embedding", names=(embedding,), file="VD", ours="VD"),
         Rename(path="vocabulary.head", names=(_LM_HEAD,), file="VD", ours="DV"),
-        Rename(path="norm.scale", names=("model.norm.weight",), file="D", ours="D"),
+        Rename(path="norm.scale", names=(prefix + "norm.weight",), file="D", ours="D"),
     ]
+    layer = decoder_layer(ours="layers.{n}.", theirs=prefix + "layers.{n}.", branch_norms=branch_norms)
     return Table(
-        renames=(*vocabulary, *_layer(prefix="model.")),
-        copies={_LM_HEAD: _EMBEDDING} if tied else {},
+        renames=(*vocabulary, *layer),
+        copies={_LM_HEAD: embedding} if tied else {},
         buffers=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+        skipped=skipped,
     )
 
 
-def deepspec_dspark() -> Table:
+def deepspec_dspark(*, branch_norms: bool = False) -> Table:
     """A DSpark drafter as DeepSpec saves it, without the copies of the target's embedding and LM head."""
     heads = [
         Rename(path="fc", names=("fc.weight",), file="DE", ours="ED"),
@@ -32,36 +40,40 @@ def deepspec_dspark() -> Table:
         Rename(path="confidence_head.w", names=("confidence_head.proj.weight",), file="1E", ours="E"),
         Rename(path="confidence_head.b", names=("confidence_head.proj.bias",), file="1", ours=""),
     ]
-    return Table(renames=(*heads, *_layer(prefix="")), copies={}, buffers=())
+    layer = decoder_layer(ours="layers.{n}.", theirs="layers.{n}.", branch_norms=branch_norms)
+    return Table(renames=(*heads, *layer))
 
 
-def _layer(*, prefix: str) -> list[Rename]:
-    """One decoder layer in the naming of transformers' Llama and Qwen3; the q/k norms exist where the spec has them."""
-    ours, theirs = "layers.{n}.", prefix + "layers.{n}."
-    attention, mlp = theirs + "self_attn.", theirs + "mlp."
-    return [
-        Rename(path=ours + "input_norm.scale", names=(theirs + "input_layernorm.weight",), file="D", ours="D"),
-        Rename(path=ours + "attention.q", names=(attention + "q_proj.weight",), file="(HC)D", ours="DHC"),
-        Rename(
-            path=ours + "attention.kv",
-            names=(attention + "k_proj.weight", attention + "v_proj.weight"),
-            file="(JC)D",
-            ours="D2JC",
-        ),
-        Rename(path=ours + "attention.o", names=(attention + "o_proj.weight",), file="D(HC)", ours="HCD"),
-        Rename(path=ours + "attention.q_norm.scale", names=(attention + "q_norm.weight",), file="C", ours="C"),
-        Rename(path=ours + "attention.k_norm.scale", names=(attention + "k_norm.weight",), file="C", ours="C"),
-        Rename(
-            path=ours + "post_attention_norm.scale",
-            names=(theirs + "post_attention_layernorm.weight",),
-            file="D",
-            ours="D",
-        ),
-        Rename(
-            path=ours + "mlp.gate_up",
-            names=(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-            file="FD",
-            ours="D2F",
-        ),
-        Rename(path=ours + "mlp.down", names=(mlp + "down_proj.weight",), file="DF", ours="FD"),
+def with_markov_mix(table: Table, projection: str) -> Table:
+    """Adds the one linear of a richer Markov head, `gate_proj` or `joint_proj`; its inputs lie in the same order."""
+    name = f"markov_head.{projection}."
+    mix = (
+        Rename(path="markov_head.mix.w", names=(name + "weight",), file="RE", ours="ER"),
+        Rename(path="markov_head.mix.b", names=(name + "bias",), file="R", ours="R"),
+    )
+    return Table(renames=(*mix, *table.renames))
+
+
+def deepspec_eagle3(*, branch_norms: bool = False) -> Table:
+    """An Eagle3 drafter as DeepSpec saves it: both input norms are the layer's."""
+    heads = [
+        Rename(path="fc", names=("fc.weight",), file="DE", ours="ED"),
+        Rename(path="embedding_norm.scale", names=("layers.0.input_layernorm.weight",), file="D", ours="D"),
+        Rename(path="hidden_norm.scale", names=("layers.0.hidden_norm.weight",), file="D", ours="D"),
+        Rename(path="norm.scale", names=("norm.weight",), file="D", ours="D"),
     ]
+    layer = decoder_layer(ours="layer.", theirs="layers.0.", branch_norms=branch_norms)
+    return Table(renames=(*heads, *layer))
+
+
+def deepspec_mtp(*, branch_norms: bool = False) -> Table:
+    """An MTP drafter in DeepSpec's manner, which has none: the names are those of DeepSeek-V3's MTP module."""
+    heads = [
+        Rename(path="embedding_norm.scale", names=("enorm.weight",), file="D", ours="D"),
+        Rename(path="hidden_norm.scale", names=("hnorm.weight",), file="D", ours="D"),
+        # The input of the projection: embedding, then hidden state (2 D).
+        Rename(path="projection", names=("eh_proj.weight",), file="DE", ours="ED"),
+        Rename(path="norm.scale", names=("norm.weight",), file="D", ours="D"),
+    ]
+    layer = decoder_layer(ours="layer.", theirs="layers.0.", branch_norms=branch_norms)
+    return Table(renames=(*heads, *layer))

@@ -17,10 +17,14 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from dspark_jax.drafters.dspark import DSpark
-from dspark_jax.interop.deepspec import check_fit, load_config, load_drafter, save_drafter
+from dspark_jax.drafters.eagle3 import Eagle3, Eagle3Config
+from dspark_jax.drafters.mtp import Mtp, MtpConfig
+from dspark_jax.interop.deepspec import save_drafter
 from dspark_jax.interop.deepspec_config import config_of, fields_of
+from dspark_jax.interop.drafters import check_fit, load_config, load_drafter
 from dspark_jax.interop.huggingface import load_target, read_spec
-from dspark_jax.ops.rope import LinearScaling, Llama3Scaling, RopeSpec
+from dspark_jax.ops.rope import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from dspark_jax.ops.sampling import SamplingLaw
 
 ROOT = Path(__file__).parents[2]
 DRAFTER = ROOT / "tests/golden/drafters/dspark_vanilla_llama"
@@ -70,35 +74,104 @@ def test_config(drafter):
     assert config.layer.rope == RopeSpec(theta=10_000.0)
 
 
-def test_one_block_equals_the_reference(target, drafter):
-    """Every tensor in its place: context projection, both layers, both heads."""
-    reference = np.load(DRAFTER / "draft_reference.npz")
-    length = reference["context_ids"].shape[1]
-    state = drafter.init_state(1, 32, jnp.float32)
-    start = jnp.zeros(1, jnp.int32)
-    state = drafter.extend(
-        state, jnp.asarray(reference["context_hidden_states"]), jnp.asarray(reference["context_ids"]), start
+NAMES = ["dspark_vanilla_llama", "dspark_vanilla_qwen3", "dspark_gated_qwen3", "dspark_rnn_qwen3", "dflash_qwen3"]
+NAMES += ["eagle3_qwen3", "dspark_vanilla_gemma4", "dflash_gemma4"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def golden(request):
+    """(directory, drafter, target) of every kind of drafter in the parity files."""
+    directory = ROOT / "tests/golden/drafters" / request.param
+    target = load_target(ROOT / "tests/golden/targets" / f"{request.param.rpartition('_')[2]}_tiny")
+    return directory, load_drafter(directory, target=target), target
+
+
+def test_one_step_equals_the_reference(golden):
+    """Every tensor in its place; wrong conditioning shows at once."""
+    directory, drafter, target = golden
+    reference = dict(np.load(directory / "draft_reference.npz"))
+    anchor = jnp.asarray(reference["anchor_id"]).reshape(1)
+    ids = jnp.asarray(reference["context_ids"])
+    features = jnp.asarray(reference["context_hidden_states"])
+    start = jnp.asarray([ids.shape[1]])
+    law = SamplingLaw(
+        temperature_B=jnp.zeros(1),
+        top_k_B=jnp.zeros(1, jnp.int32),
+        top_p_B=jnp.ones(1),
+        keys_B=jax.random.split(jax.random.key(0), 1),
     )
-    anchor = jnp.asarray(reference["anchor_id"])[None]
-    hidden, _ = drafter.cached_block(target.vocabulary, state, anchor, start + length)
-    np.testing.assert_allclose(hidden, reference["block_hidden"], atol=2e-4)
-    drafts = reference["greedy_draft_tokens"]
-    previous = jnp.asarray(np.concatenate([np.asarray(anchor)[None], drafts[:, :-1]], axis=1))
-    logits, confidence = drafter.head_logits(target.vocabulary, hidden, previous)
-    np.testing.assert_allclose(logits, reference["corrected_logits"], atol=2e-4)
-    np.testing.assert_allclose(confidence, reference["confidence_logits"], atol=2e-4)
+
+    @jax.jit
+    def run(drafter, vocabulary):
+        state = drafter.init_state(1, 32, jnp.float32)
+        following = jnp.concatenate([ids[:, 1:], anchor[None]], axis=1)
+        state = drafter.extend(state, vocabulary, features, following, jnp.zeros(1, jnp.int32), start)
+        return drafter.propose(vocabulary, state, anchor, start, law)[0]
+
+    proposal = run(drafter, target.vocabulary)
+    np.testing.assert_array_equal(proposal.tokens_BK, reference["greedy_draft_tokens"])
+    confidence = jax.nn.sigmoid(reference["confidence_logits"]) if "confidence_logits" in reference else 1.0
+    np.testing.assert_allclose(proposal.confidence_BK, confidence, atol=2e-4)
+
+
+def test_every_kind_comes_back_as_it_was(tmp_path, golden):
+    """Tensors byte for byte (each is used, none is made up), fields of config.json equal."""
+    directory, drafter, target = golden
+    fields = json.loads((directory / "config.json").read_text())
+    save_drafter(tmp_path / "out", drafter, extra_config=fields, vocabulary=target.vocabulary)
+    assert json.loads((tmp_path / "out/config.json").read_text()) == fields
+    written, original = (load_file(d / "model.safetensors") for d in (tmp_path / "out", directory))
+    assert written.keys() == original.keys()
+    for name, tensor in original.items():
+        assert written[name].dtype == tensor.dtype
+        assert written[name].tobytes() == tensor.tobytes(), name
+
+
+def test_every_kind_is_written_under_its_targets_fields(tmp_path, golden):
+    """As training does: the target's config.json, no copies of its vocabulary."""
+    _, drafter, target = golden
+    name = f"{target.spec.family}_tiny".replace("gemma4", "gemma4_unified")
+    extra = json.loads((ROOT / "tests/golden/targets" / name / "config.json").read_text())
+    save_drafter(tmp_path / "out", drafter, extra_config=extra)
+    again = load_drafter(tmp_path / "out", target=target)
+    assert again.config == drafter.config
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, drafter))
+    assert "text_config" not in json.loads((tmp_path / "out/config.json").read_text())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4"])
+def test_an_mtp_drafter_comes_back(tmp_path, family, golden_layer):
+    config = MtpConfig(vocab_size=320, layer=golden_layer(family), num_target_layers=6, block_size=2, step_decay=0.7)
+    module = Mtp(config, rngs=nnx.Rngs(0))
+    save_drafter(tmp_path / "out", module)
+    again = load_drafter(tmp_path / "out", target=load_target(ROOT / "tests/golden/targets" / f"{family}_tiny"))
+    assert isinstance(again, Mtp)
+    assert again.config == config
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, module))
+    assert {"enorm.weight", "hnorm.weight", "eh_proj.weight"} <= load_file(tmp_path / "out/model.safetensors").keys()
+
+
+def test_a_gemma_eagle3_comes_back(tmp_path, golden_layer):
+    config = Eagle3Config(vocab_size=320, layer=golden_layer("gemma4"), num_target_layers=6, tapped_layers=(0, 3))
+    module = Eagle3(config, rngs=nnx.Rngs(0))
+    save_drafter(tmp_path / "out", module)
+    assert load_config(tmp_path / "out") == config
+    again = load_drafter(tmp_path / "out")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, module))
+
+
+@pytest.fixture
+def golden_layer():
+    """golden_layer(family): a drafter's layer for that family."""
+
+    def layer(family):
+        name = f"dspark_vanilla_{family}"
+        return load_config(ROOT / "tests/golden/drafters" / name).layer
+
+    return layer
 
 
 class TestSave:
-    def test_the_round_trip_is_the_identity(self, tmp_path, drafter, target, fields):
-        save_drafter(tmp_path / "out", drafter, extra_config=fields, vocabulary=target.vocabulary)
-        assert json.loads((tmp_path / "out/config.json").read_text()) == fields
-        written, original = (load_file(d / "model.safetensors") for d in (tmp_path / "out", DRAFTER))
-        assert written.keys() == original.keys()
-        for name, tensor in original.items():
-            assert written[name].dtype == tensor.dtype
-            assert written[name].tobytes() == tensor.tobytes(), name
-
     def test_the_drafter_is_saved_without_the_targets_vocabulary(self, tmp_path, drafter):
         save_drafter(tmp_path / "out", drafter)
         assert not {"embed_tokens.weight", "lm_head.weight"} & load_file(tmp_path / "out/model.safetensors").keys()
@@ -123,13 +196,13 @@ class TestSave:
         program = """
 import os, signal, sys
 from pathlib import Path
-from dspark_jax.interop import deepspec
+from dspark_jax.interop import deepspec, drafters
 
 def half(tensors, path, metadata):
     Path(path).write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 
-drafter = deepspec.load_drafter(Path(sys.argv[1]))
+drafter = drafters.load_drafter(Path(sys.argv[1]))
 deepspec.save_file = half
 deepspec.save_drafter(Path(sys.argv[1]), drafter)
 """
@@ -156,6 +229,7 @@ deepspec.save_drafter(Path(sys.argv[1]), drafter)
     [
         RopeSpec(theta=5e5),
         RopeSpec(theta=1e6, scaling=LinearScaling(factor=4.0)),
+        RopeSpec(scaling=YarnScaling(factor=4.0, original_max_len=512, attention_factor=1.5, truncate=False)),
         RopeSpec(scaling=Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_len=8192)),
     ],
 )
@@ -180,10 +254,10 @@ def test_every_field_survives_the_round_trip(tmp_path, drafter, confidence, with
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("architectures", ["Qwen3Eagle3Model"], r"architectures \['Qwen3Eagle3Model'\] is not supported"),
-        ("architectures", ["Gemma4DSparkModel"], r"supported: \['Qwen3DSparkModel'\]"),
-        ("markov_head_type", "rnn", "markov_head_type 'rnn' is not supported; supported: 'vanilla'"),
-        ("markov_rank", 0, "markov_rank 0 is not supported"),
+        ("architectures", ["Qwen4DSparkModel"], r"architectures \['Qwen4DSparkModel'\] is not .* Qwen3DSparkModel"),
+        ("architectures", ["Qwen3Eagle3Model"], r"num_hidden_layers 2 is not supported; supported: 1"),
+        ("markov_head_type", "gru", "markov_head_type 'gru' is not supported; supported: vanilla, gated, rnn"),
+        ("markov_rank", 0, "confidence_with_markov needs a Markov head"),
         ("hidden_act", "gelu", "hidden_act 'gelu' is not supported"),
         ("layer_types", ["full_attention", "sliding_attention"], "layer_types .* is not supported"),
         ("target_layer_ids", [0, 5], "its last layer cannot be tapped"),

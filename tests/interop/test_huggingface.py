@@ -36,14 +36,62 @@ def copy(tmp_path):
     return edit
 
 
-def test_tiny_target_equals_the_reference():
-    reference = np.load(TINY / "reference.npz")
-    target = load_target(TINY)
-    output = target.encode(jnp.asarray(reference["input_ids"]), tuple(reference["layer_ids"].tolist()))
-    features = output.features_BTE.reshape(reference["hidden_states"].shape)
-    np.testing.assert_allclose(features, reference["hidden_states"], atol=2e-4)
-    np.testing.assert_allclose(output.hidden_BTD, reference["last_hidden_state"], atol=2e-4)
-    np.testing.assert_allclose(target.vocabulary.logits(output.hidden_BTD), reference["logits"], atol=2e-4)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma4"])
+def test_tiny_targets_equal_the_reference(family):
+    directory = GOLDEN / "targets" / f"{family}_tiny"
+    reference = np.load(directory / "reference.npz")
+    layers = tuple(reference["layer_ids"].tolist())
+
+    @jax.jit
+    def run(target, tokens):
+        output = target.encode(tokens, layers)
+        return output.features_BTE, output.hidden_BTD, target.vocabulary.logits(output.hidden_BTD)
+
+    features, hidden, logits = run(load_target(directory), jnp.asarray(reference["input_ids"]))
+    np.testing.assert_allclose(
+        features.reshape(reference["hidden_states"].shape), reference["hidden_states"], atol=2e-4
+    )
+    np.testing.assert_allclose(hidden, reference["last_hidden_state"], atol=2e-4)
+    np.testing.assert_allclose(logits, reference["logits"], atol=2e-4)
+
+
+class TestWrappedGemma:
+    """A text model inside a multimodal checkpoint: `text_config`, prefixed names, towers beside it."""
+
+    WRAPPED = GOLDEN / "targets" / "gemma4_unified_tiny"
+
+    def test_it_is_the_bare_model(self):
+        bare, wrapped = load_target(GOLDEN / "targets" / "gemma4_tiny"), load_target(self.WRAPPED)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), bare, wrapped))
+        tokens = jnp.asarray(np.load(self.WRAPPED / "reference.npz")["input_ids"])
+        logits = jax.jit(lambda target: target.vocabulary.logits(target.encode(tokens, ()).hidden_BTD))(wrapped)
+        np.testing.assert_allclose(logits, np.load(self.WRAPPED / "reference.npz")["logits"], atol=2e-4)
+
+    @pytest.mark.parametrize(
+        "architecture", ["Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"]
+    )
+    def test_towers_are_left_out_and_said_to_be(self, tmp_path, architecture):
+        directory = self.with_tensors(tmp_path, architecture, "model.vision_tower.x", "model.embed_audio.y")
+        said = []
+        load_target(directory, say=said.append)
+        assert len(said) == 1
+        assert "model.vision_tower (1 tensors), model.embed_audio (1 tensors)" in said[0]
+
+    def test_anything_else_is_refused(self, tmp_path):
+        directory = self.with_tensors(tmp_path, "Gemma4ForConditionalGeneration", "model.language_model.extra")
+        with pytest.raises(ValueError, match=r"1 tensor without a place .*model\.language_model\.extra"):
+            load_target(directory)
+
+    def test_the_end_of_an_answer_is_in_the_text_config(self, tmp_path):
+        directory = self.with_tensors(tmp_path, "Gemma4ForConditionalGeneration")
+        assert stop_ids(directory) == {1}
+
+    def with_tensors(self, directory, architecture, *names):
+        config = json.loads((self.WRAPPED / "config.json").read_text()) | {"architectures": [architecture]}
+        (directory / "config.json").write_text(json.dumps(config))
+        tensors = load_file(self.WRAPPED / "model.safetensors") | dict.fromkeys(names, np.zeros(3, np.float32))
+        save_file(tensors, directory / "model.safetensors")
+        return directory
 
 
 def test_smollm2_equals_the_reference(smollm2):
@@ -105,7 +153,7 @@ def test_an_untied_head_is_read(copy):
         ({"architectures": "absent"}, "architectures None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config 'awq' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not supported"),
         ({"hidden_size": "absent"}, "the field hidden_size is missing"),
         ({"num_hidden_layers": 5}, "9 tensors without a place"),
         ({"num_hidden_layers": 7}, "missing 9 tensors"),

@@ -1,5 +1,7 @@
 """Rename tables: the same table read forwards and backwards, and every mistake in a file named."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
-from dspark_jax.interop.names import Rename, to_parameters, to_tensors
+from dspark_jax.drafters.heads import VanillaMarkov
+from dspark_jax.interop.names import Rename, skipped_tensors, to_parameters, to_tensors
 from dspark_jax.interop.parameters import fill, named_parameters
-from dspark_jax.interop.tables import deepspec_dspark, huggingface_llama
+from dspark_jax.interop.tables import deepspec_dspark, huggingface_decoder
 from dspark_jax.interop.tensor_files import TensorFiles
 from dspark_jax.nn.block import LayerSpec
+from dspark_jax.nn.layers import VocabularySpec
 from dspark_jax.ops.rope import RopeSpec
 from dspark_jax.targets.model import Target, TargetSpec
 
@@ -22,7 +26,8 @@ LAYER = LayerSpec(d_model=12, ffw=20, heads=4, kv_heads=2, head_dim=6, rope=Rope
 
 
 def target(*, tied=True, layers=2):
-    spec = TargetSpec(family="llama", vocab_size=30, layers=(LAYER,) * layers, norm_eps=1e-5, tied=tied, max_len=64)
+    vocabulary = VocabularySpec(size=30, d_model=12, tied=tied)
+    spec = TargetSpec(family="llama", vocabulary=vocabulary, layers=(LAYER,) * layers, norm_eps=1e-5, max_len=64)
     return Target(spec, rngs=nnx.Rngs(0))
 
 
@@ -44,7 +49,7 @@ def same(left, right):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_target_comes_back_from_its_own_tensors(tmp_path, tied):
-    module, table = target(tied=tied), huggingface_llama(tied=tied)
+    module, table = target(tied=tied), huggingface_decoder(tied=tied)
     files = write(tmp_path, tensors_of(module, table))
     assert same(fill(jax.eval_shape(lambda: module), table, files), module)
 
@@ -58,7 +63,7 @@ def test_a_drafter_comes_back_from_its_own_tensors(tmp_path, confidence):
         tapped_layers=(0, 2),
         mask_token_id=29,
         num_layers=2,
-        markov_rank=5,
+        markov_head=VanillaMarkov(rank=5),
         confidence=confidence,
     )
     module = DSpark(config, rngs=nnx.Rngs(0))
@@ -68,7 +73,7 @@ def test_a_drafter_comes_back_from_its_own_tensors(tmp_path, confidence):
 
 def test_projections_compute_what_the_files_matrices_compute():
     module = target(tied=False)
-    tensors = tensors_of(module, huggingface_llama(tied=False))
+    tensors = tensors_of(module, huggingface_decoder(tied=False))
     x = np.random.default_rng(0).standard_normal(12).astype(np.float32)
     attention, mlp = module.layers[1].attention, module.layers[1].mlp
     prefix = "model.layers.1."
@@ -108,11 +113,11 @@ def test_any_layout_is_undone_exactly(ours, file, data):
 class TestMistakes:
     @pytest.fixture
     def tensors(self):
-        return tensors_of(target(), huggingface_llama(tied=True))
+        return tensors_of(target(), huggingface_decoder(tied=True))
 
     def read(self, directory, tensors, **kinds):
         shapes = {path: leaf.shape for path, leaf in named_parameters(target()).items()}
-        return dict(to_parameters(huggingface_llama(tied=True), write(directory, tensors), shapes, **kinds))
+        return dict(to_parameters(huggingface_decoder(tied=True), write(directory, tensors), shapes, **kinds))
 
     def test_a_missing_tensor_is_named_with_its_parameter(self, tmp_path, tensors):
         del tensors["model.layers.1.self_attn.v_proj.weight"]
@@ -146,6 +151,17 @@ class TestMistakes:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(3, np.float32)
         self.read(tmp_path, tensors)
 
+    def test_skipped_parts_are_counted_and_their_lookalikes_refused(self, tmp_path, tensors):
+        tensors["model.vision_tower.a"] = tensors["model.vision_tower.b"] = np.zeros(3, np.float32)
+        table = replace(huggingface_decoder(tied=True), skipped=("model.vision_tower.", "model.audio_tower."))
+        files = write(tmp_path, tensors)
+        shapes = {path: leaf.shape for path, leaf in named_parameters(target()).items()}
+        assert dict(to_parameters(table, files, shapes)).keys() == shapes.keys()
+        assert skipped_tensors(table, files) == {"model.vision_tower.": 2}
+        tensors["model.vision_towers.a"] = tensors["model.vision_tower.a"]
+        with pytest.raises(ValueError, match=r"1 tensor without a place .*model\.vision_towers\.a"):
+            to_parameters(table, write(tmp_path, tensors), shapes)
+
     def test_a_parameter_that_the_format_does_not_know(self):
         with pytest.raises(ValueError, match=r"no tensor for the parameter layers\.0\.novelty"):
-            to_tensors(huggingface_llama(tied=True), {"layers.0.novelty": np.zeros(3, np.float32)})
+            to_tensors(huggingface_decoder(tied=True), {"layers.0.novelty": np.zeros(3, np.float32)})

@@ -6,7 +6,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Module = TypeVar("Module", bound=nnx.Module)
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -42,7 +42,7 @@ def make_mesh(*, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] |
     return Mesh(np.asarray(devices).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
+def sharding(mesh: Mesh | AbstractMesh, *axes: str | None) -> NamedSharding:
     """Sharding of an array whose dimensions carry these logical names (None: replicated)."""
     return NamedSharding(mesh, PartitionSpec(*(RULES[axis] if axis else None for axis in axes)))
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
+from dspark_jax.training.known_targets import shipped_target
 from dspark_jax.training.objective import objective_of
 from dspark_jax.training.optimizer import build_optimizer
 from dspark_jax.training.sources import Reader, fingerprint_of, open_store
@@ -51,7 +51,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     """
     mesh = _mesh(config)
     directory = find_target(config.target)
-    target = place(mesh, load_target(directory, config.dtype))
+    target = load_target(directory, config.dtype, mesh=mesh, say=say)
     reader = Reader(target=target, directory=directory, stop_ids=stop_ids(directory))
     _refuse_long(config, target.spec.max_len)
 
@@ -91,8 +91,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
 
 def find_target(name: str) -> Path:
     """The directory of a target: one that ships with the package, or whatever interop.huggingface resolves."""
-    shipped = Path(str(files("dspark_jax") / "pretrained")) / name
-    return shipped if name and shipped.is_dir() else resolve(name)
+    return shipped_target(name) or resolve(name)
 
 
 def place(mesh: Mesh, tree: Tree) -> Tree:

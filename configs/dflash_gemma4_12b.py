@@ -1,0 +1,5 @@
+"""DFlash for Gemma 4 12B, with the released recipe."""
+
+from dspark_jax.training.released import GEMMA4_12B, dflash
+
+config = dflash(GEMMA4_12B)

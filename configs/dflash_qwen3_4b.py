@@ -1,0 +1,5 @@
+"""DFlash for Qwen3-4B, with the released recipe."""
+
+from dspark_jax.training.released import QWEN3_4B, dflash
+
+config = dflash(QWEN3_4B)

@@ -1,0 +1,60 @@
+"""An estimate of what a training step holds beside its parameters.
+
+It adds up the large arrays that the step names and that must live at once. What XLA fuses away, keeps twice or pads is
+not in it, nor are gathered copies of split weights: take it for the order of magnitude.
+"""
+
+from dataclasses import dataclass
+
+from dspark_jax.drafters.dspark import DSparkConfig
+from dspark_jax.nn.block import LayerSpec
+from dspark_jax.targets.model import TargetSpec
+from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.draft import DrafterConfig
+
+_FLOAT32 = 4
+# Draft and target logits, and a softmax of each; `chunk` of the two objectives.
+_LOGIT_COPIES, _ANCHORS, _POSITIONS = 4, 8, 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """Bytes of one device. The target's layers are done before the drafter starts."""
+
+    features: float
+    target_layer: float
+    drafter: float
+    logits: float
+
+    @property
+    def peak(self) -> float:
+        return self.features + max(self.target_layer, self.drafter + self.logits)
+
+
+def estimate_activations(
+    config: TrainConfig, target: TargetSpec, drafter: DrafterConfig, *, rows: int, tensor: int
+) -> Activations:
+    """`rows` of the batch on each device, heads, feed-forward and vocabulary split `tensor` ways."""
+    length, size = config.sequence_length, config.dtype.itemsize
+    taps = len(drafter.tapped_layers)
+
+    def layer(spec: LayerSpec, queries: int, keys: int) -> float:
+        """What one layer computes: scores and their softmax, heads, feed-forward, and the residual stream."""
+        scores = spec.heads * queries * keys * (_FLOAT32 + size) / tensor
+        heads = (2 * spec.heads * queries + 2 * spec.kv_heads * keys) * spec.head_dim * size / tensor
+        return scores + heads + (3 * spec.ffw / tensor + 6 * spec.d_model) * queries * size
+
+    if isinstance(drafter, DSparkConfig):
+        anchors = min(config.anchors, length)
+        queries = anchors * drafter.input_slots
+        saved = drafter.num_layers * layer(drafter.layer, queries, length + queries)
+        positions = min(_ANCHORS, anchors) * drafter.block_size
+    else:
+        saved = sum(layer(drafter.layer, length, length * (step + 1)) for step in range(drafter.block_size))
+        positions = min(_POSITIONS, length)
+    return Activations(
+        features=rows * length * (taps + 1) * target.d_model * size,
+        target_layer=rows * max(layer(spec, length, length) for spec in target.layers),
+        drafter=rows * saved,
+        logits=rows * positions * target.vocab_size * _FLOAT32 * _LOGIT_COPIES / tensor,
+    )

@@ -1,0 +1,65 @@
+"""Named machines, for planning a run on one that is not here."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from jax.sharding import AbstractMesh, AxisType
+
+from dspark_jax.core.mesh import MESH_AXES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """hbm: bytes of each device as JAX counts devices, of which a chip has `devices`."""
+
+    hbm: float
+    devices: int = 1
+
+
+# The vendors' figures, read as decimal gigabytes.
+ACCELERATORS = {
+    "v4": Accelerator(hbm=32e9),
+    "v5e": Accelerator(hbm=16e9),
+    "v5p": Accelerator(hbm=95e9),
+    "v6e": Accelerator(hbm=32e9),
+    "tpu7x": Accelerator(hbm=96e9, devices=2),
+    "h200": Accelerator(hbm=141e9),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """`devices` of one kind, each with `hbm` bytes."""
+
+    name: str
+    devices: int
+    hbm: float
+
+
+# From small to large: where a run is tried when no machine is named.
+SLICES = ("v5e:1", "v5e:2x4", "v5e:4x8", "v5e:8x8", "v5e:16x16", "v6e:16x16", "v5p:4x8x8", "v5p:8x8x8")
+
+
+def parse_topology(text: str) -> Topology:
+    """`kind:chips`, chips as a grid or a number: v5e:8x8, v5p:4x4x4, h200:8. ValueError names the known kinds."""
+    kind, _, grid = text.partition(":")
+    if kind not in ACCELERATORS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", grid):
+        raise ValueError(
+            f"--topology takes kind:chips, for example v5e:8x8 or h200:8, not {text!r}; "
+            f"known kinds are {', '.join(ACCELERATORS)}"
+        )
+    accelerator = ACCELERATORS[kind]
+    chips = math.prod(map(int, grid.split("x")))
+    return Topology(name=text, devices=chips * accelerator.devices, hbm=accelerator.hbm)
+
+
+def mesh_of(topology: Topology, *, fsdp: int, tensor: int) -> AbstractMesh:
+    """The mesh a run has there. ValueError when fsdp x tensor does not divide the devices."""
+    if topology.devices % (fsdp * tensor):
+        raise ValueError(
+            f"fsdp={fsdp} x tensor={tensor} does not divide the {topology.devices} devices of {topology.name}; "
+            "choose factors whose product does"
+        )
+    shape = (topology.devices // (fsdp * tensor), fsdp, tensor)
+    return AbstractMesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3)

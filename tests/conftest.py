@@ -5,7 +5,6 @@ weights, and the slow twin of the sampling law.
 """
 
 import os
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from flax import nnx
 from jaxtyping import install_import_hook
 
 install_import_hook("dspark_jax", "beartype.beartype")
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +31,9 @@ def golden_folder(golden):
     """golden_folder("drafters/NAME"): in the checkout, or in the whole set that the variable DSPARK_GOLDEN points to."""
 
     def folder(name):
-        roots = [golden, *(Path(root) for root in [os.environ.get("DSPARK_GOLDEN")] if root)]
-        for root in roots:
-            if (root / name / "config.json").is_file():
-                return root / name
+        for root in (golden, os.environ.get("DSPARK_GOLDEN")):
+            if root and (Path(root) / name / "config.json").is_file():
+                return Path(root) / name
         return pytest.skip(f"the parity files {name} are not in the checkout, and DSPARK_GOLDEN names no set with them")
 
     return folder
@@ -45,17 +42,17 @@ def golden_folder(golden):
 @pytest.fixture(scope="session")
 def golden_target(golden_folder):
     """golden_target(family): the tiny target of that family in float32: 6 layers, width 64, vocabulary 320."""
-    from golden_loader import load_target
+    from dspark_jax.interop.huggingface import load_target
 
-    return cache(lambda family: load_target(golden_folder(f"targets/{family}_tiny")))
+    return cache(lambda family: load_target(golden_folder(f"targets/{family}_tiny"), "float32"))
 
 
 @pytest.fixture(scope="session")
 def golden_drafter(golden_folder):
     """golden_drafter(name): a drafter trained for the tiny target that its name ends with, taps 0..4."""
-    from golden_loader import load_drafter
+    from dspark_jax.interop.drafters import load_drafter
 
-    return cache(lambda name: load_drafter(golden_folder(f"drafters/{name}")))
+    return cache(lambda name: load_drafter(golden_folder(f"drafters/{name}"), "float32"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The DSpark drafter against the reference, and its two readings (training and decoding) against each other."""
+"""Block drafters: their two readings (training and decoding) against each other, and what a block may see."""
 
 from dataclasses import replace
 
@@ -35,29 +35,6 @@ def draft(drafter, vocabulary, features_BTE, anchor_B, start_B, law):
 
 
 train = jax.jit(lambda drafter, *arguments: drafter.training_blocks(*arguments))
-
-
-def test_parity_with_the_reference(tiny_target, tiny_drafter, golden):
-    reference = np.load(golden / "drafters" / "dspark_vanilla_llama" / "draft_reference.npz")
-    length = reference["context_ids"].shape[1]
-    anchor_B, start_B = jnp.asarray(reference["anchor_id"])[None], jnp.array([length], jnp.int32)
-    hidden_BKD, proposal, _, _ = draft(
-        tiny_drafter,
-        tiny_target.vocabulary,
-        jnp.asarray(reference["context_hidden_states"]),
-        anchor_B,
-        start_B,
-        law_of(1, 0.0),
-    )
-    tokens = reference["greedy_draft_tokens"]
-    np.testing.assert_allclose(hidden_BKD, reference["block_hidden"], atol=2e-4)
-    np.testing.assert_allclose(tiny_target.vocabulary.logits(hidden_BKD), reference["base_logits"], atol=2e-4)
-    np.testing.assert_array_equal(proposal.tokens_BK, tokens)
-    previous = np.concatenate([anchor_B[:, None], tokens[:, :-1]], axis=1)
-    logits, confidence = tiny_drafter.head_logits(tiny_target.vocabulary, hidden_BKD, jnp.asarray(previous))
-    np.testing.assert_allclose(logits, reference["corrected_logits"], atol=2e-4)
-    np.testing.assert_allclose(confidence, reference["confidence_logits"], atol=2e-4)
-    np.testing.assert_allclose(proposal.confidence_BK, 1 / (1 + np.exp(-reference["confidence_logits"])), atol=2e-4)
 
 
 @pytest.mark.parametrize(

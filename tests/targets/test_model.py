@@ -16,44 +16,71 @@ encode = jax.jit(lambda target, tokens, taps: target.encode(tokens, taps), stati
 extend = jax.jit(lambda target, cache, tokens, start: target.extend(cache, tokens, start, TAPS))
 
 
-@pytest.fixture(scope="module")
-def reference(golden):
-    return np.load(golden / "targets" / "llama_tiny" / "reference.npz")
+FAMILIES = ("llama", "qwen3", "gemma4")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def encoded(tiny_target, reference):
-    return encode(tiny_target, reference["input_ids"], TAPS)
+def target(golden_target, family):
+    return golden_target(family)
 
 
-def test_parity_with_the_reference(tiny_target, reference, encoded):
+@pytest.fixture(scope="module")
+def reference(golden_folder, family):
+    return np.load(golden_folder(f"targets/{family}_tiny") / "reference.npz")
+
+
+@pytest.fixture(scope="module")
+def encoded(target, reference):
+    return encode(target, reference["input_ids"], TAPS)
+
+
+def test_parity_with_the_reference(target, reference, encoded):
     assert tuple(reference["layer_ids"]) == TAPS
     hidden = reference["hidden_states"]
     np.testing.assert_allclose(encoded.features_BTE, hidden.reshape(*hidden.shape[:2], -1), atol=2e-4)
     np.testing.assert_allclose(encoded.hidden_BTD, reference["last_hidden_state"], atol=2e-4)
-    np.testing.assert_allclose(tiny_target.vocabulary.logits(encoded.hidden_BTD), reference["logits"], atol=2e-4)
+    np.testing.assert_allclose(target.vocabulary.logits(encoded.hidden_BTD), reference["logits"], atol=2e-4)
 
 
-def test_greedy_text_of_the_reference(tiny_target, reference):
+def test_greedy_text_of_the_reference(target, reference):
     text = reference["greedy_output"]
     prompt = reference["greedy_prompt"].shape[1]
-    hidden = encode(tiny_target, text, TAPS).hidden_BTD
-    predicted = np.argmax(tiny_target.vocabulary.logits(hidden), axis=-1)
+    hidden = encode(target, text, TAPS).hidden_BTD
+    predicted = np.argmax(target.vocabulary.logits(hidden), axis=-1)
     np.testing.assert_array_equal(predicted[:, prompt - 1 : -1], text[:, prompt:])
 
 
-def test_passes_over_pieces_equal_one_pass_with_rows_at_different_positions(tiny_target, reference, encoded):
+def test_passes_over_pieces_equal_one_pass_with_rows_at_different_positions(target, reference, encoded):
     """Row 1 is one piece behind row 0; what it writes first sits where later tokens overwrite it."""
     tokens = jnp.asarray(reference["input_ids"])
-    cache = tiny_target.init_cache(2, 40, jnp.float32)
+    cache = target.init_cache(2, 40, jnp.float32)
     for start in (0, 8, 16, 24):
         starts = np.array([min(start, 16), max(start - 8, 0)], np.int32)
         piece = jnp.stack([tokens[row, at : at + 8] for row, at in enumerate(starts)])
-        out = extend(tiny_target, cache, piece, starts)
+        out = extend(target, cache, piece, starts)
         cache = out.cache
         for row, at in enumerate(starts):
             for found, expected in ((out.hidden_BTD, encoded.hidden_BTD), (out.features_BTE, encoded.features_BTE)):
                 np.testing.assert_allclose(found[row], expected[row, at : at + 8], atol=1e-4)
+
+
+def test_a_wrapped_checkpoint_is_the_bare_one(golden_target, golden_folder):
+    """gemma4_unified_tiny holds the weights of gemma4_tiny under a text_config and prefixed names."""
+    from dspark_jax.interop.huggingface import load_target
+
+    folder = golden_folder("targets/gemma4_unified_tiny")
+    wrapped, bare = load_target(folder, "float32"), golden_target("gemma4")
+    assert wrapped.spec == bare.spec
+    for found, expected in zip(jax.tree.leaves(wrapped), jax.tree.leaves(bare), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    reference = np.load(folder / "reference.npz")
+    hidden = encode(wrapped, reference["input_ids"], ()).hidden_BTD
+    np.testing.assert_allclose(wrapped.vocabulary.logits(hidden), reference["logits"], atol=2e-4)
 
 
 class Writes(nnx.Module):

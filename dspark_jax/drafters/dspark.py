@@ -30,7 +30,7 @@ class DSparkConfig:
     """A DSpark drafter, or a DFlash one: `markov_head` None and `confidence` False.
 
     `tapped_layers` are 0-based target layers (-1: the embedding), never the last one. `block_size` counts drafts.
-    `slot_predicts_itself`: the original DFlash's alignment.
+    `slot_predicts_itself`: the original DFlash's alignment. `reduced_vocabulary`: some tokens are never drafted.
     """
 
     vocab_size: int
@@ -44,6 +44,7 @@ class DSparkConfig:
     confidence: bool = True
     confidence_with_markov: bool = True
     slot_predicts_itself: bool = False
+    reduced_vocabulary: bool = False
 
     def __post_init__(self) -> None:
         if not all(-1 <= tap < self.num_target_layers - 1 for tap in self.tapped_layers):
@@ -86,6 +87,10 @@ class DSpark(nnx.Module):
         self.hidden_norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
         self.layers = nnx.List([Block(spec, rngs=rngs, dtype=dtype) for spec in config.layers])
         self.norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
+        # 0 for a token that may be drafted, -inf for one that never is.
+        self.draft_bias = (
+            nnx.Param(jnp.zeros(config.vocab_size, dtype), axes=("vocab",)) if config.reduced_vocabulary else None
+        )
         self.markov_head = (
             MarkovHead(config.markov_head, vocab_size=config.vocab_size, d_model=width, rngs=rngs, dtype=dtype)
             if config.markov_head
@@ -137,7 +142,7 @@ class DSpark(nnx.Module):
     ) -> tuple[Proposal, KVCache]:
         """Draft K tokens: one backbone pass, then a scan of the Markov head over the slots."""
         hidden_BKD, state = self.cached_block(vocabulary, state, anchor_B, start_B)
-        base_BKV = vocabulary.logits(hidden_BKD)
+        base_BKV = self.base_logits(vocabulary, hidden_BKD)
         carry = (anchor_B, self.markov_head.start(anchor_B.shape) if self.markov_head else None)
 
         def slot(
@@ -225,12 +230,17 @@ class DSpark(nnx.Module):
         self, vocabulary: Vocabulary, hidden: Float[Array, "*B K D"], previous: Int[Array, "*B K"]
     ) -> tuple[Float[Array, "*B K V"], Float[Array, "*B K"]]:
         """(draft logits, confidence logits) of blocks whose previous tokens are given, as in training."""
-        logits = vocabulary.logits(hidden)
+        logits = self.base_logits(vocabulary, hidden)
         embedded = None
         if self.markov_head:
             embedded = self.markov_head.embed(previous)
             logits = logits + self.markov_head.bias(self.markov_head.latents(hidden, embedded))
         return logits, self.confidence_logits(hidden, embedded)
+
+    def base_logits(self, vocabulary: Vocabulary, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Logits before the Markov bias; -inf for tokens that are never drafted."""
+        logits = vocabulary.logits(hidden)
+        return logits if self.draft_bias is None else logits + self.draft_bias[...].astype(jnp.float32)
 
     def confidence_logits(
         self, hidden: Float[Array, "*B D"], embedded: Float[Array, "*B R"] | None

@@ -72,16 +72,17 @@ def head_fields(config: DSparkConfig) -> dict[str, Any]:
     return fields
 
 
-def heads_of(fields: Fields, *, confidence_field: str = "enable_confidence_head") -> dict[str, Any]:
+def heads_of(fields: Fields) -> dict[str, Any]:
     """The heads among DSparkConfig's fields: the inverse of `head_fields`."""
-    rank = fields["markov_rank"]
+    rank, confidence = fields["markov_rank"], fields["enable_confidence_head"]
     kind = fields.get("markov_head_type") or "vanilla"
     if rank and kind not in MARKOV_HEADS:
         raise ValueError(f"markov_head_type {kind!r} is not supported; supported: {', '.join(MARKOV_HEADS)}")
     return {
         "markov_head": MARKOV_HEADS[kind](rank=rank) if rank else None,
-        "confidence": fields[confidence_field],
-        "confidence_with_markov": fields.get("confidence_head_with_markov", True),
+        "confidence": confidence,
+        # Without either head it says nothing, whatever it says.
+        "confidence_with_markov": fields.get("confidence_head_with_markov", True) or not (rank or confidence),
     }
 
 
@@ -107,6 +108,10 @@ def _dspark_fields(config: DSparkConfig) -> dict[str, Any]:
         raise ValueError(
             "drafter: slot_predicts_itself (the original DFlash's alignment) has no DeepSpec layout; "
             "write it as speculators"
+        )
+    if config.reduced_vocabulary:
+        raise ValueError(
+            "drafter: reduced_vocabulary has no DeepSpec layout: its files draft from the whole vocabulary"
         )
     return {
         **head_fields(config),

@@ -1,5 +1,6 @@
 """Drafters of any layout this package reads, from the directory of their config.json."""
 
+from functools import cached_property
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import Mesh
 
 from dspark_jax.drafters.dspark import DSparkConfig
 from dspark_jax.drafters.mtp import MtpConfig
-from dspark_jax.interop.deepspec_config import DrafterConfig, config_of
+from dspark_jax.interop.deepspec_config import DrafterConfig
 from dspark_jax.interop.drafter_kinds import (
     EMBEDDING,
     LM_HEAD,
@@ -18,19 +19,20 @@ from dspark_jax.interop.drafter_kinds import (
     drafter_table,
     vocabulary_tensors,
 )
+from dspark_jax.interop.layouts import Checkpoint, layout_of
 from dspark_jax.interop.parameters import fill, on_mesh
-from dspark_jax.interop.tensor_files import TensorFiles, read_json
+from dspark_jax.interop.reduced_vocabulary import ReducedVocabulary
+from dspark_jax.interop.tensor_files import TensorFiles, TensorSource, read_json
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.targets.model import Target, TargetSpec
 
 
-def load_config(directory: Path) -> DrafterConfig:
-    """The drafter that a directory's config.json describes; ValueError names file, field and what is supported."""
-    file = directory / "config.json"
-    try:
-        return config_of(read_json(file))
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+def load_config(directory: Path, target: TargetSpec | None = None) -> DrafterConfig:
+    """The drafter that a directory's config.json describes; ValueError names file, field and what is supported.
+
+    `target` is needed where the file does not say how many layers its target has.
+    """
+    return _Opened(directory, target).config
 
 
 def load_drafter(
@@ -38,22 +40,54 @@ def load_drafter(
     dtype: jax.typing.DTypeLike = jnp.float32,
     target: Target | None = None,
     *,
+    target_spec: TargetSpec | None = None,
+    vocabulary: Vocabulary | None = None,
     mesh: Mesh | None = None,
 ) -> FileDrafter:
     """The drafter of a directory, cast to `dtype`. With `target`: ValueError unless it was trained for that one.
 
-    With `mesh`, parameters go straight to their device shards.
+    Where the whole target is too much to load, `target_spec` checks sizes and `vocabulary` the copies of it. With
+    `mesh`, parameters go straight to their device shards.
     """
-    config = load_config(directory)
     if target is not None:
-        check_fit(config, target.spec)
-    files = TensorFiles(directory)
-    abstract = abstract_drafter(config, dtype)
+        target_spec, vocabulary = target.spec, target.vocabulary
+    opened = _Opened(directory, target_spec)
+    if target_spec is not None:
+        check_fit(opened.config, target_spec)
+    source = opened.tensors()
+    abstract = abstract_drafter(opened.config, dtype)
     placing = {} if mesh is None else {"place": on_mesh(mesh, abstract)}
-    drafter = fill(abstract, drafter_table(config), files, elsewhere=(EMBEDDING, LM_HEAD), **placing)
-    if target is not None:
-        _check_vocabulary(files, target.vocabulary)
+    drafter = fill(abstract, drafter_table(opened.config), source, elsewhere=(EMBEDDING, LM_HEAD), **placing)
+    if vocabulary is not None:
+        _check_vocabulary(source, vocabulary)
     return drafter
+
+
+def stored_dtype(directory: Path) -> np.dtype:
+    """The type that holds every tensor of a drafter's file."""
+    files = TensorFiles(directory)
+    return np.result_type(*{files.dtype(name) for name in files.names if files.is_float(name)})
+
+
+class _Opened:
+    """A directory's config, and its tensors once somebody asks for them."""
+
+    def __init__(self, directory: Path, target: TargetSpec | None):
+        self._directory = directory
+        self._fields = read_json(directory / "config.json")
+        try:
+            self._layout = layout_of(self._fields)
+            given = Checkpoint(fields=self._fields, target=target, has_tensor=lambda name: name in self._files.names)
+            self.config = self._layout.config(given)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{directory / 'config.json'}: {error}") from error
+
+    @cached_property
+    def _files(self) -> TensorFiles:
+        return TensorFiles(self._directory)
+
+    def tensors(self) -> TensorSource:
+        return self._layout.tensors(self._files, self._fields)
 
 
 def check_fit(config: DrafterConfig, spec: TargetSpec) -> None:
@@ -79,11 +113,13 @@ def check_fit(config: DrafterConfig, spec: TargetSpec) -> None:
         )
 
 
-def _check_vocabulary(files: TensorFiles, vocabulary: Vocabulary) -> None:
+def _check_vocabulary(files: TensorSource, vocabulary: Vocabulary) -> None:
     """Compared in the narrower of both types: either side may have been cast since."""
     for name, expected in vocabulary_tensors(vocabulary).items():
         if name not in files.names:
             continue
+        if name == LM_HEAD and isinstance(files, ReducedVocabulary):
+            expected = expected[files.draft_ids]
         stored = files.read(name)
         narrow = min(stored.dtype, expected.dtype, key=lambda dtype: dtype.itemsize)
         if not np.array_equal(stored.astype(narrow), expected.astype(narrow)):

@@ -22,6 +22,7 @@ from dspark_jax.interop.names import skipped_tensors
 from dspark_jax.interop.parameters import fill, on_mesh
 from dspark_jax.interop.smollm2 import default_target
 from dspark_jax.interop.tensor_files import TensorFiles, read_json
+from dspark_jax.nn.layers import Vocabulary, VocabularySpec
 from dspark_jax.targets.model import Target, TargetSpec
 
 DEFAULT_TARGET_NAMES = ("smollm2_135m", "HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -66,6 +67,21 @@ def load_target(
         parts = ", ".join(f"{prefix.rstrip('.')} ({count} tensors)" for prefix, count in skipped.items())
         say(f"{directory}: left out, as only text is served: {parts}")
     return target
+
+
+def load_vocabulary(directory: Path, dtype: jax.typing.DTypeLike = jnp.float32) -> Vocabulary:
+    """The embedding and LM head of a directory's target alone, cast to `dtype`."""
+    family, spec = _family_and_spec(directory)
+    files = TensorFiles(directory)
+    abstract = nnx.eval_shape(lambda: _OnlyVocabulary(spec.vocabulary, dtype))
+    return fill(abstract, family.table(spec), files, elsewhere=files.names).vocabulary
+
+
+class _OnlyVocabulary(nnx.Module):
+    """A target without its layers, so that paths are a target's."""
+
+    def __init__(self, spec: VocabularySpec, dtype: jax.typing.DTypeLike):
+        self.vocabulary = Vocabulary(spec, rngs=nnx.Rngs(0), dtype=dtype)
 
 
 def stop_ids(directory: Path) -> frozenset[int]:

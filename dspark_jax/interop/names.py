@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Shaped
 
-from dspark_jax.interop.tensor_files import TensorFiles
+from dspark_jax.interop.tensor_files import TensorSource
 
 Tensor = Shaped[np.ndarray, "..."]
 Shape = tuple[int, ...]
@@ -73,7 +73,7 @@ class Table:
 
 
 def to_parameters(
-    table: Table, files: TensorFiles, shapes: Mapping[str, Shape], *, elsewhere: Collection[str] = ()
+    table: Table, files: TensorSource, shapes: Mapping[str, Shape], *, elsewhere: Collection[str] = ()
 ) -> Iterable[tuple[str, Tensor]]:
     """Pairs (path, parameter in the file's dtype), shard by shard, once all names and shapes have been checked.
 
@@ -101,7 +101,7 @@ def to_tensors(table: Table, parameters: Mapping[str, Tensor]) -> dict[str, Tens
     return tensors
 
 
-def skipped_tensors(table: Table, files: TensorFiles) -> dict[str, int]:
+def skipped_tensors(table: Table, files: TensorSource) -> dict[str, int]:
     """How many tensors of the file each skipped prefix covers."""
     counts = {prefix: sum(name.startswith(prefix) for name in files.names) for prefix in table.skipped}
     return {prefix: count for prefix, count in counts.items() if count}
@@ -123,7 +123,7 @@ def _filled_in(table: Table, shapes: Mapping[str, Shape]) -> list[Rename]:
     return found
 
 
-def _check_names(table: Table, renames: list[Rename], files: TensorFiles, elsewhere: Collection[str]) -> None:
+def _check_names(table: Table, renames: list[Rename], files: TensorSource, elsewhere: Collection[str]) -> None:
     wanted = {name: rename.path for rename in renames for name in rename.names}
     if missing := [f"{name} ({path})" for name, path in wanted.items() if name not in files.names]:
         raise ValueError(f"{files.where()}: missing {_count('tensor', missing)} (parameter): {_some(missing)}")
@@ -140,7 +140,7 @@ def _check_names(table: Table, renames: list[Rename], files: TensorFiles, elsewh
         )
 
 
-def _check_shapes(renames: list[Rename], files: TensorFiles, shapes: Mapping[str, Shape]) -> None:
+def _check_shapes(renames: list[Rename], files: TensorSource, shapes: Mapping[str, Shape]) -> None:
     for rename in renames:
         needed = rename.tensor_shape(shapes[rename.path])
         for name in rename.names:
@@ -150,7 +150,7 @@ def _check_shapes(renames: list[Rename], files: TensorFiles, shapes: Mapping[str
                 )
 
 
-def _check_copies(table: Table, files: TensorFiles) -> None:
+def _check_copies(table: Table, files: TensorSource) -> None:
     for copy, original in table.copies.items():
         if copy in files.names and not np.array_equal(files.read(copy), files.read(original)):
             raise ValueError(f"{files.where(copy)}: {copy} differs from {original}, which config.json ties it to")

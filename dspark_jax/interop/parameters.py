@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from dspark_jax.core.mesh import module_shardings
 from dspark_jax.interop.names import Table, to_parameters
-from dspark_jax.interop.tensor_files import TensorFiles
+from dspark_jax.interop.tensor_files import TensorSource
 
 Module = TypeVar("Module", bound=nnx.Module)
 Place = Callable[[str, np.ndarray], jax.Array]
@@ -27,7 +27,7 @@ def named_parameters(module: nnx.Module) -> dict[str, Any]:
 def fill(
     abstract: Module,
     table: Table,
-    files: TensorFiles,
+    files: TensorSource,
     *,
     elsewhere: Collection[str] = (),
     place: Place = lambda path, tensor: jnp.asarray(tensor),

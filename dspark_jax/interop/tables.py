@@ -34,6 +34,8 @@ def deepspec_dspark(*, branch_norms: bool = False) -> Table:
         Rename(path="fc", names=("fc.weight",), file="DE", ours="ED"),
         Rename(path="hidden_norm.scale", names=("hidden_norm.weight",), file="D", ours="D"),
         Rename(path="norm.scale", names=("norm.weight",), file="D", ours="D"),
+        # Only in the view of a file with a reduced vocabulary.
+        Rename(path="draft_bias", names=("draft_bias",), file="V", ours="V"),
         Rename(path="markov_head.w1", names=("markov_head.markov_w1.weight",), file="VR", ours="VR"),
         Rename(path="markov_head.w2", names=("markov_head.markov_w2.weight",), file="VR", ours="VR"),
         # The input of the confidence head: hidden state, then Markov embedding (D + R).

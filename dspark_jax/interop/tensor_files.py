@@ -1,21 +1,37 @@
 """The safetensors files of one checkpoint directory, read tensor by tensor."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
 from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_FLOATS = {"F32", "F16", "BF16"}
+_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_INTEGERS = {"I64", "I32", "BOOL"}
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """Names, shapes and contents of tensors, wherever they come from; `where` says it in messages."""
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def where(self, name: str | None = None) -> str: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str) -> Shaped[np.ndarray, "..."]: ...
 
 
 class TensorFiles:
-    """Names, shapes and contents of a checkpoint's tensors; one file, or the shards an index lists.
+    """A checkpoint's tensors: one file, or the shards an index lists. One shard at a time is mapped into memory.
 
     Errors name the file: FileNotFoundError when one is missing, ValueError when one is damaged or a tensor is
     quantised.
@@ -23,28 +39,48 @@ class TensorFiles:
 
     def __init__(self, directory: Path):
         self._directory = directory
-        self._holder = {}
+        self._facts: dict[str, tuple[Path, tuple[int, ...], str]] = {}
+        self._mapped: tuple[Path, Any] | None = None
         for file in _files(directory):
             handle = _open(file)
-            self._holder.update(dict.fromkeys(handle.keys(), (file, handle)))
+            for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
+                tensor = handle.get_slice(name)
+                self._facts[name] = (file, tuple(tensor.get_shape()), tensor.get_dtype())
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._holder)
+        return frozenset(self._facts)
 
     def where(self, name: str | None = None) -> str:
         """The file of a tensor, or the directory: for messages."""
-        return str(self._directory if name is None else self._holder[name][0])
+        return str(self._directory if name is None else self._facts[name][0])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._holder[name][1].get_slice(name).get_shape())
+        return self._facts[name][1]
+
+    def is_float(self, name: str) -> bool:
+        return self._facts[name][2] in _FLOATS
+
+    def dtype(self, name: str) -> np.dtype:
+        """Of a tensor of floating point numbers."""
+        return np.dtype(_FLOATS[self._facts[name][2]])
 
     def read(self, name: str) -> Shaped[np.ndarray, "..."]:
-        file, handle = self._holder[name]
-        dtype = handle.get_slice(name).get_dtype()
-        if dtype not in _FLOATS:
-            raise ValueError(f"{file}: tensor {name} is {dtype}; supported are {', '.join(sorted(_FLOATS))}")
-        return handle.get_tensor(name)
+        return self._read(name, _FLOATS)
+
+    def read_integers(self, name: str) -> Shaped[np.ndarray, "..."]:
+        """An index or a mask."""
+        return self._read(name, _INTEGERS)
+
+    def _read(self, name: str, supported: Collection[str]) -> Shaped[np.ndarray, "..."]:
+        file, _, dtype = self._facts[name]
+        if dtype not in supported:
+            raise ValueError(f"{file}: tensor {name} is {dtype}; supported are {', '.join(sorted(supported))}")
+        if self._mapped is None or self._mapped[0] != file:
+            # The old shard goes first, so that two are never mapped.
+            self._mapped = None
+            self._mapped = (file, _open(file))
+        return self._mapped[1].get_tensor(name)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def golden():
 
 @pytest.fixture(scope="session")
 def golden_folder(golden):
-    """golden_folder("drafters/NAME"): in the checkout, or in the whole set that the variable DSPARK_GOLDEN points to."""
+    """golden_folder("drafters/NAME"): in the checkout, or in the set that the variable DSPARK_GOLDEN points to."""
 
     def folder(name):
         for root in (golden, os.environ.get("DSPARK_GOLDEN")):

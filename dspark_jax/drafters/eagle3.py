@@ -25,6 +25,13 @@ class Eagle3Config:
     block_size: int = 7
     step_decay: float = 0.8
 
+    def __post_init__(self) -> None:
+        if not all(-1 <= tap < self.num_target_layers - 1 for tap in self.tapped_layers):
+            raise ValueError(
+                f"drafter: tapped_layers {self.tapped_layers} must lie in -1..{self.num_target_layers - 2} "
+                f"for a target of {self.num_target_layers} layers (its last layer cannot be tapped)"
+            )
+
 
 class Eagle3(ChainDrafter):
     """Parameters of one drafter."""

@@ -26,8 +26,9 @@ def cached_block_mask(
     visible_BKS = jnp.broadcast_to(visible_B1S, (start_B.shape[0], block, keys))
     if window is None:
         return visible_BKS
-    positions_BK1 = (start_B[:, None] + jnp.arange(block))[..., None]
-    return visible_BKS & (jnp.arange(keys) > positions_BK1 - window)
+    # The block itself is never cut, however short the window.
+    last_cut_BK1 = jnp.minimum(start_B[:, None] + jnp.arange(block) - window, start_B[:, None] - 1)[..., None]
+    return visible_BKS & (jnp.arange(keys) > last_cut_BK1)
 
 
 def training_block_mask(

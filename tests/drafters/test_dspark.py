@@ -7,8 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.drafters.heads import GatedMarkov, RnnMarkov
+from dspark_jax.nn.block import LayerSpec
+from dspark_jax.ops.rope import RopeSpec
 from dspark_jax.ops.sampling import SamplingLaw, law_probs
 
+LAYER = LayerSpec(d_model=16, ffw=24, heads=2, kv_heads=1, head_dim=8, rope=RopeSpec(), norm_eps=1e-5, qk_norm=True)
 ROWS, LENGTH = 64, 8
 RNG = np.random.default_rng(0)
 
@@ -26,7 +30,7 @@ def law_of(rows, temperature):
 def draft(drafter, vocabulary, features_BTE, anchor_B, start_B, law):
     """(hidden states of the block, the proposal, the state) after taking in the features from position 0 on."""
     batch, length, _ = features_BTE.shape
-    state = drafter.init_state(batch, length + drafter.block_size, jnp.float32)
+    state = drafter.init_state(batch, length + drafter.config.input_slots, jnp.float32)
     zeros_B, nothing = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, length), jnp.int32)
     state = drafter.extend(state, vocabulary, features_BTE, nothing, zeros_B, zeros_B + length)
     hidden_BKD, _ = drafter.cached_block(vocabulary, state, anchor_B, start_B)
@@ -43,10 +47,14 @@ train = jax.jit(lambda drafter, *arguments: drafter.training_blocks(*arguments))
         {},
         {"block_size": 2, "num_layers": 1, "confidence_with_markov": False},
         {"block_size": 1, "num_layers": 1, "confidence": False, "tapped_layers": (1,)},
+        {"markov_head": GatedMarkov(rank=4), "layer": replace(LAYER, window=2), "num_layers": 1},
+        {"markov_head": RnnMarkov(rank=4), "layer": replace(LAYER, v_norm=True, k_is_v=True), "num_layers": 1},
+        {"markov_head": None, "confidence_with_markov": False, "num_layers": 1},
+        {"markov_head": None, "confidence": False, "slot_predicts_itself": True},
     ],
-    ids=["whole", "short", "single"],
+    ids=["whole", "short", "single", "gated-window", "rnn-k-is-v", "rank-0-confidence", "dflash-itself"],
 )
-def test_a_decoded_block_is_the_trained_one_and_its_draws_follow_the_trained_heads(small, vocabulary, changes):
+def test_d_13_a_decoded_block_is_the_trained_one_and_its_draws_follow_the_trained_heads(small, vocabulary, changes):
     drafter = small(**changes)
     features_BTE = jnp.asarray(RNG.normal(size=(ROWS, LENGTH, 16 * len(drafter.tapped_layers))), jnp.float32)
     tokens_BT = jnp.asarray(RNG.integers(0, 19, (ROWS, LENGTH)), jnp.int32)
@@ -92,7 +100,7 @@ def test_a_block_depends_on_its_own_context_and_anchor_only(small, vocabulary):
         assert rows.tolist() == [anchor, 19]
 
 
-def test_slot_0_holds_the_committed_token_and_the_others_the_mask(small, vocabulary, monkeypatch):
+def test_d_10_slot_0_holds_the_committed_token_and_the_others_the_mask(small, vocabulary, monkeypatch):
     drafter, seen = small(num_layers=1), []
     block = type(drafter.layers[0])
     original = block.__call__
@@ -141,6 +149,6 @@ def test_confidence_k_is_known_before_token_k_is_drawn(small, vocabulary):
         ({"mask_token_id": 20}, "mask_token_id 20 is outside the vocabulary of 20"),
     ],
 )
-def test_a_config_that_cannot_work_is_refused(small_config, change, message):
+def test_d_15_a_config_that_cannot_work_is_refused_before_training(small_config, change, message):
     with pytest.raises(ValueError, match=message):
         replace(small_config, **change)

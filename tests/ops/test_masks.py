@@ -3,31 +3,43 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_jax.ops.masks import cached_block_mask, causal_mask, training_block_mask
 
-jitted = jax.jit(training_block_mask, static_argnums=(1, 2))
+jitted = jax.jit(training_block_mask, static_argnums=(1, 2, 3))
 
 
-def test_causal_queries_see_positions_up_to_their_own():
+WINDOWS = pytest.mark.parametrize("window", [None, 1, 3])
+
+
+def near(query, key, window):
+    return window is None or query - key < window
+
+
+@WINDOWS
+def test_causal_queries_see_positions_up_to_their_own(window):
     starts, queries, keys = [0, 3, 6], 3, 10
-    found = np.asarray(causal_mask(jnp.array(starts), queries, keys))
+    found = np.asarray(causal_mask(jnp.array(starts), queries, keys, window))
     for row, start in enumerate(starts):
         for query in range(queries):
             for key in range(keys):
-                assert found[row, query, key] == (key <= start + query)
+                sees = key <= start + query and near(start + query, key, window)
+                assert found[row, query, key] == sees
 
 
-def test_a_cached_block_sees_its_context_and_itself_both_ways():
+@WINDOWS
+def test_a_cached_block_sees_its_context_and_itself_both_ways(window):
     starts, block, keys = [0, 2, 5], 3, 8
-    found = np.asarray(cached_block_mask(jnp.array(starts), block, keys))
+    found = np.asarray(cached_block_mask(jnp.array(starts), block, keys, window))
     assert found.shape == (3, block, keys)
     for row, start in enumerate(starts):
         for query in range(block):
             for key in range(keys):
-                in_context, in_block = key < start, start <= key < start + block
+                in_context = key < start and near(start + query, key, window)
+                in_block = start <= key < start + block
                 assert found[row, query, key] == (in_context or in_block)
 
 
@@ -35,15 +47,18 @@ def test_a_cached_block_sees_its_context_and_itself_both_ways():
 @given(
     st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=2, max_size=2),
     st.sampled_from([1, 2, 3]),
+    st.sampled_from([None, 1, 3]),
 )
-def test_training_blocks_see_context_before_their_anchor_and_themselves(anchors, block):
+def test_training_blocks_see_context_before_their_anchor_and_themselves(anchors, block, window):
     context = 7
-    found = np.asarray(jitted(jnp.array(anchors), block, context))
+    found = np.asarray(jitted(jnp.array(anchors), block, context, window))
     slots = len(anchors[0]) * block
     assert found.shape == (len(anchors), slots, context + slots)
     for row, of_row in enumerate(anchors):
         for query in range(slots):
             for key in range(context + slots):
                 owner = query // block
-                sees = key < of_row[owner] if key < context else (key - context) // block == owner
+                anchor, slot = of_row[owner], query % block
+                in_context = key < anchor and near(anchor + slot, key, window)
+                sees = in_context if key < context else (key - context) // block == owner
                 assert found[row, query, key] == sees

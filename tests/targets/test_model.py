@@ -96,7 +96,7 @@ class Writes(nnx.Module):
         return jnp.full_like(x_BTD, self.value), carry
 
 
-def test_taps_name_the_outputs_of_layers_in_the_order_asked_for(built):
+def test_d_04_taps_name_the_outputs_of_layers_in_the_order_asked_for(built):
     layer = LayerSpec(d_model=8, ffw=8, heads=2, kv_heads=1, head_dim=4, rope=RopeSpec(), norm_eps=1e-5)
     spec = TargetSpec(
         family="llama",

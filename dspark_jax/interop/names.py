@@ -37,13 +37,25 @@ class Rename:
         sizes = dict(zip(self.ours, shape, strict=True))
         return tuple(math.prod(sizes[axis] for axis in group) for group in self._groups())
 
-    def to_parameter(self, tensors: list[Tensor], shape: Shape) -> Tensor:
+    def to_parameter(self, tensors: Iterable[Tensor], shape: Shape) -> Tensor:
+        """The parameter; of a stacked one's tensors, which may be read one by one, none is kept."""
         sizes = dict(zip(self.ours, shape, strict=True))
         flat = "".join(self._groups())
-        parts = [tensor.reshape([sizes[axis] for axis in flat]) for tensor in tensors]
-        stacked = np.stack(parts) if "2" in self.ours else parts[0]
-        axes = "2" + flat if "2" in self.ours else flat
-        return stacked.transpose([axes.index(axis) for axis in self.ours])
+        single = self.ours.replace("2", "")
+        parts = (
+            tensor.reshape([sizes[axis] for axis in flat]).transpose([flat.index(axis) for axis in single])
+            for tensor in tensors
+        )
+        first = next(iter(parts))
+        if "2" not in self.ours:
+            return first
+        parameter = np.empty(shape, first.dtype)
+        along = np.moveaxis(parameter, self.ours.index("2"), 0)
+        along[0] = first
+        del first
+        for index, part in enumerate(parts, start=1):
+            along[index] = part
+        return parameter
 
     def to_tensors(self, parameter: Tensor) -> dict[str, Tensor]:
         flat = "".join(self._groups())
@@ -87,7 +99,7 @@ def to_parameters(
     # In the order of the shards: each is opened once.
     renames.sort(key=lambda rename: [files.where(name) for name in rename.names])
     return (
-        (rename.path, rename.to_parameter([files.read(name) for name in rename.names], shapes[rename.path]))
+        (rename.path, rename.to_parameter((files.read(name) for name in rename.names), shapes[rename.path]))
         for rename in renames
     )
 

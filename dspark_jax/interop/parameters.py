@@ -39,7 +39,11 @@ def fill(
     wanted = named_parameters(abstract)
     shapes = {path: leaf.shape for path, leaf in wanted.items()}
     read = to_parameters(table, files, shapes, elsewhere=elsewhere)
-    put = {path: place(path, tensor.astype(wanted[path].dtype, copy=False)) for path, tensor in read}
+    put = {}
+    for path, tensor in read:
+        put[path] = place(path, tensor.astype(wanted[path].dtype, copy=False))
+        # Nothing of it is here any more when the next is read.
+        del tensor
     return jax.tree.unflatten(jax.tree.structure(abstract), [put[path] for path in wanted])
 
 

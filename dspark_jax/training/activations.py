@@ -21,13 +21,13 @@ _LOGIT_COPIES, _ANCHORS, _POSITIONS = 4, 8, 512
 class Activations:
     """Bytes of one device. The target's layers are done before the drafter starts."""
 
-    features: float
-    target_layer: float
-    drafter: float
-    logits: float
+    features: int
+    target_layer: int
+    drafter: int
+    logits: int
 
     @property
-    def peak(self) -> float:
+    def peak(self) -> int:
         return self.features + max(self.target_layer, self.drafter + self.logits)
 
 
@@ -38,11 +38,12 @@ def estimate_activations(
     length, size = config.sequence_length, config.dtype.itemsize
     taps = len(drafter.tapped_layers)
 
-    def layer(spec: LayerSpec, queries: int, keys: int) -> float:
+    def layer(spec: LayerSpec, queries: int, keys: int) -> int:
         """What one layer computes: scores and their softmax, heads, feed-forward, and the residual stream."""
-        scores = spec.heads * queries * keys * (_FLOAT32 + size) / tensor
-        heads = (2 * spec.heads * queries + 2 * spec.kv_heads * keys) * spec.head_dim * size / tensor
-        return scores + heads + (3 * spec.ffw / tensor + 6 * spec.d_model) * queries * size
+        scores = spec.heads * queries * keys * (_FLOAT32 + size)
+        heads = (2 * spec.heads * queries + 2 * spec.kv_heads * keys) * spec.head_dim * size
+        feed_forward = 3 * spec.ffw * queries * size
+        return (scores + heads + feed_forward) // tensor + 6 * spec.d_model * queries * size
 
     if isinstance(drafter, DSparkConfig):
         anchors = min(config.anchors, length)
@@ -56,5 +57,5 @@ def estimate_activations(
         features=rows * length * (taps + 1) * target.d_model * size,
         target_layer=rows * max(layer(spec, length, length) for spec in target.layers),
         drafter=rows * saved,
-        logits=rows * positions * target.vocab_size * _FLOAT32 * _LOGIT_COPIES / tensor,
+        logits=rows * positions * target.vocab_size * _FLOAT32 * _LOGIT_COPIES // tensor,
     )

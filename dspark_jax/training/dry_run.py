@@ -117,5 +117,5 @@ def _split(kind: Kind) -> str:
     return f"P({', '.join(str(over) for over in kind.spec)})"
 
 
-def _gigabytes(size: float) -> str:
+def _gigabytes(size: int) -> str:
     return f"{size / 1e9:8.3f} GB"

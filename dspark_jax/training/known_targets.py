@@ -22,7 +22,9 @@ class TargetFacts:
 def shipped_target(name: str) -> Path | None:
     """The directory of a target that ships with the package."""
     folder = _PRETRAINED / name
-    return folder if name and (folder / "model.safetensors").is_file() else None
+    # The default target does not: what ships under its name is its drafter.
+    ships = name and name not in DEFAULT_TARGET_NAMES and (folder / "model.safetensors").is_file()
+    return folder if ships else None
 
 
 def target_facts(name: str) -> TargetFacts:

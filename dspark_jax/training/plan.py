@@ -50,11 +50,11 @@ class Plan:
     borrowed_parameters: int
     target_kinds: tuple[Kind, ...]
     drafter_kinds: tuple[Kind, ...]
-    parts: dict[str, float]
+    parts: dict[str, int]
     activations: Activations
 
     @property
-    def total(self) -> float:
+    def total(self) -> int:
         return sum(self.parts.values()) + self.activations.peak
 
     @property
@@ -91,7 +91,7 @@ def plan_run(config: TrainConfig, spec: TargetSpec, topology: Topology) -> Plan:
             "drafter masters (float32)": masters,
             "optimizer moments (float32)": _device_bytes(mesh, moments),
             "gradients (float32)": masters,
-            f"drafter's copy to compute with ({config.precision})": masters * config.dtype.itemsize / 4,
+            f"drafter's copy to compute with ({config.precision})": masters * config.dtype.itemsize // 4,
         },
         activations=estimate_activations(config, spec, drafter_config, rows=rows, tensor=config.tensor),
     )
@@ -142,7 +142,7 @@ def _count(parts: tuple[_Part, ...]) -> int:
     return sum(math.prod(leaf.shape) * times for _, leaf, times in _variables(parts))
 
 
-def _device_bytes(mesh: AbstractMesh, parts: tuple[_Part, ...]) -> float:
+def _device_bytes(mesh: AbstractMesh, parts: tuple[_Part, ...]) -> int:
     return sum(
         math.prod(_shard(mesh, name, leaf)) * jnp.dtype(leaf.dtype).itemsize * times
         for name, leaf, times in _variables(parts)

@@ -110,7 +110,7 @@ def test_gemma_drafters_have_the_global_layer():
     config = config_of("gemma4_12b")
     layer = draft_config(config.drafter, target_facts(config.target).spec).layer
     assert (layer.head_dim, layer.kv_heads, layer.window, layer.scale) == (512, 1, None, 1.0)
-    assert layer.k_is_v and layer.v_norm and layer.branch_norms and layer.layer_scalar
+    assert all((layer.k_is_v, layer.v_norm, layer.branch_norms, layer.layer_scalar))
     assert layer.rope.proportion == 0.25
 
 

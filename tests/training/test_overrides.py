@@ -1,12 +1,16 @@
 """Overrides parse by annotation, refuse by name, and flatten is what they are checked against."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dspark_jax.drafters.heads import RnnMarkov
+from dspark_jax.training.config import find_config
+from dspark_jax.training.draft import DFlashShape
 from dspark_jax.training.overrides import apply_overrides, flatten
 
 
@@ -105,6 +109,63 @@ def test_refusals_are_one_sentence_that_names_the_field(assignment, message):
     with pytest.raises(ValueError, match=message) as refused:
         override(assignment)
     assert "\n" not in str(refused.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    rank: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rich:
+    rank: int = 2
+    width: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strict:
+    rank: int
+    needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    head: Plain | Rich | Strict | None = field(default_factory=Plain)
+
+    SHORT_PATHS: ClassVar[dict[str, str]] = {"head_rank": "head.rank"}
+
+
+def test_a_variant_is_named_and_keeps_what_both_have():
+    assert apply_overrides(Holder(), ["head.rank=7", "head=rich", "head.width=5"]).head == Rich(rank=7, width=5)
+    assert apply_overrides(Holder(), ["head=Rich", "head=plain"]).head == Plain(rank=2)
+    assert apply_overrides(Holder(), ["head=none"]).head is None
+    assert apply_overrides(Holder(head=None), ["head=none", "head=rich"]).head == Rich()
+
+
+def test_short_paths_stand_for_long_ones():
+    assert apply_overrides(Holder(), ["head_rank=9"]).head == Plain(rank=9)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("head=poor", r"head is a Plain; set one of head\.rank, or name its type: Plain, Rich, Strict"),
+        ("head=strict", r"head=strict: Strict needs needed, which has no default"),
+        ("head_rank=x", r"head_rank takes a whole number"),
+    ],
+)
+def test_variants_that_cannot_be(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        apply_overrides(Holder(), [assignment])
+
+
+def test_the_heads_of_a_drafter_by_name():
+    config = find_config("qwen3_4b", Path(__file__).parents[2] / "configs")
+    assert apply_overrides(config, ["drafter.markov_rank=64", "drafter.markov_head=rnn"]).drafter.markov_head == (
+        RnnMarkov(rank=64)
+    )
+    dflash = apply_overrides(config, ["drafter=dflash"]).drafter
+    assert dflash == DFlashShape(mask_token_id=151669, tapped_layers=(1, 9, 17, 25, 33))
 
 
 def test_flatten_names_every_field_and_the_variant():

@@ -21,8 +21,18 @@ EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 
 def abstract_drafter(config: DrafterConfig, dtype: jax.typing.DTypeLike) -> FileDrafter:
     """The drafter's shapes: nothing is allocated."""
-    modules = {DSparkConfig: DSpark, Eagle3Config: Eagle3, MtpConfig: Mtp}
-    return nnx.eval_shape(lambda: modules[type(config)](config, rngs=nnx.Rngs(0), dtype=dtype))
+
+    def make() -> FileDrafter:
+        rngs = nnx.Rngs(0)
+        match config:
+            case DSparkConfig():
+                return DSpark(config, rngs=rngs, dtype=dtype)
+            case Eagle3Config():
+                return Eagle3(config, rngs=rngs, dtype=dtype)
+            case MtpConfig():
+                return Mtp(config, rngs=rngs, dtype=dtype)
+
+    return nnx.eval_shape(make)
 
 
 def drafter_table(config: DrafterConfig) -> Table:

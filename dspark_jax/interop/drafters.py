@@ -20,7 +20,7 @@ from dspark_jax.interop.drafter_kinds import (
     vocabulary_tensors,
 )
 from dspark_jax.interop.layouts import Checkpoint, layout_of
-from dspark_jax.interop.parameters import fill, on_mesh
+from dspark_jax.interop.parameters import fill, placing
 from dspark_jax.interop.reduced_vocabulary import ReducedVocabulary
 from dspark_jax.interop.tensor_files import TensorFiles, TensorSource, read_json
 from dspark_jax.nn.layers import Vocabulary
@@ -56,8 +56,8 @@ def load_drafter(
         check_fit(opened.config, target_spec)
     source = opened.tensors()
     abstract = abstract_drafter(opened.config, dtype)
-    placing = {} if mesh is None else {"place": on_mesh(mesh, abstract)}
-    drafter = fill(abstract, drafter_table(opened.config), source, elsewhere=(EMBEDDING, LM_HEAD), **placing)
+    table, copies = drafter_table(opened.config), (EMBEDDING, LM_HEAD)
+    drafter = fill(abstract, table, source, elsewhere=copies, place=placing(mesh, abstract))
     if vocabulary is not None:
         _check_vocabulary(source, vocabulary)
     return drafter

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from dspark_jax.interop.families import FAMILIES, Family
 from dspark_jax.interop.names import skipped_tensors
-from dspark_jax.interop.parameters import fill, on_mesh
+from dspark_jax.interop.parameters import fill, placing
 from dspark_jax.interop.smollm2 import default_target
 from dspark_jax.interop.tensor_files import TensorFiles, read_json
 from dspark_jax.nn.layers import Vocabulary, VocabularySpec
@@ -61,8 +61,7 @@ def load_target(
     family, spec = _family_and_spec(directory)
     abstract = nnx.eval_shape(lambda: Target(spec, rngs=nnx.Rngs(0), dtype=dtype))
     table, files = family.table(spec), TensorFiles(directory)
-    placing = {} if mesh is None else {"place": on_mesh(mesh, abstract)}
-    target = fill(abstract, table, files, **placing)
+    target = fill(abstract, table, files, place=placing(mesh, abstract))
     if skipped := skipped_tensors(table, files):
         parts = ", ".join(f"{prefix.rstrip('.')} ({count} tensors)" for prefix, count in skipped.items())
         say(f"{directory}: left out, as only text is served: {parts}")

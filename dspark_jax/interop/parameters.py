@@ -30,7 +30,7 @@ def fill(
     files: TensorSource,
     *,
     elsewhere: Collection[str] = (),
-    place: Place = lambda path, tensor: jnp.asarray(tensor),
+    place: Place = lambda _, tensor: jnp.asarray(tensor),
 ) -> Module:
     """The module of an abstract one (`nnx.eval_shape`), each parameter read, cast and placed before the next.
 
@@ -47,8 +47,13 @@ def fill(
     return jax.tree.unflatten(jax.tree.structure(abstract), [put[path] for path in wanted])
 
 
-def on_mesh(mesh: Mesh, abstract: nnx.Module) -> Place:
-    """Every parameter straight onto the device shards that its logical axes ask for; nothing of it stays behind."""
+def placing(mesh: Mesh | None, abstract: nnx.Module) -> Place:
+    """Every parameter straight onto the device shards that its logical axes ask for; nothing of it stays behind.
+
+    Without a mesh, onto the default device.
+    """
+    if mesh is None:
+        return lambda _, tensor: jnp.asarray(tensor)
     shardings = named_parameters(module_shardings(mesh, abstract))
 
     def place(path: str, tensor: np.ndarray) -> jax.Array:

@@ -318,3 +318,12 @@ class TestFit:
         config = replace(drafter.config, layer=replace(drafter.config.layer, d_model=72))
         with pytest.raises(ValueError, match="its hidden_size is 72, the target has 64"):
             check_fit(config, read_spec(TARGET))
+
+
+def test_a_gemma_drafter_under_a_target_in_the_new_spelling(tmp_path, golden_layer):
+    """What a target's per_layer_config says of its layers 0 and 1 is not said of the drafter's."""
+    extra = json.loads((ROOT / "tests/golden/targets/gemma4_tiny/config.json").read_text())
+    sizes = {"head_dim": extra.pop("global_head_dim"), "num_key_value_heads": extra.pop("num_global_key_value_heads")}
+    extra["per_layer_config"] = {"0": {"head_dim": 8}, "2": sizes}
+    config = load_config(ROOT / "tests/golden/drafters/dspark_vanilla_gemma4")
+    assert config_of(json.loads(json.dumps(fields_of(config, extra)))) == config

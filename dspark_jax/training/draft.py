@@ -101,7 +101,7 @@ def draft_config(shape: DrafterShape, target: TargetSpec) -> DrafterConfig:
         return Eagle3Config(**facts, step_decay=shape.step_decay)
     facts |= {"mask_token_id": shape.mask_token_id, "num_layers": shape.num_layers}
     if isinstance(shape, DFlashShape):
-        return DSparkConfig(**facts, markov_head=None, confidence=False, confidence_with_markov=False)
+        return DSparkConfig(**facts, markov_head=None, confidence=False)
     return DSparkConfig(
         **facts,
         markov_head=shape.markov_head,

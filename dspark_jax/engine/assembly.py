@@ -84,9 +84,10 @@ class LoadedModel:
         )
 
     def _usual_prompt(self) -> tuple[int, ...]:
-        """A short chat; nothing where the model has no chat template."""
+        """A chat of ordinary length; nothing where the model has no chat template."""
+        content = "Hello! What can you tell me about the weather in the mountains today? " * 3
         try:
-            prompt = self.tokenizer.encode_chat([{"role": "user", "content": "Hello!"}])
+            prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
         except ValueError:
             return ()
         return tuple(prompt[: self.max_len - 1])

@@ -219,7 +219,6 @@ def running(app, engine, *, grace=5):
 
 @pytest.fixture
 def serve(make_engine):
-    """Servers over scripted slots; they end with the test."""
     with contextlib.ExitStack() as servers:
 
         def start(slots=None, *, grace=5, max_queue=2, start_engine=True, **options):

@@ -147,6 +147,7 @@ WRONG = [
     ({"temprature": 1}, "temprature", "did you mean temperature?"),
     ({"guided_json": {}}, "guided_json", "the known fields are"),
     ({"x" * 5000: 1}, "x" * 57 + "...", "Unknown field"),
+    ({"\ud800": 1}, r"\ud800", r"Unknown field \ud800"),
 ]
 
 WRONG_CHAT = [

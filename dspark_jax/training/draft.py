@@ -26,6 +26,12 @@ class DSparkShape:
     confidence: bool = DSparkConfig.confidence
     confidence_with_markov: bool = DSparkConfig.confidence_with_markov
 
+    def __post_init__(self):
+        for name in ("num_layers", "block_size", "markov_rank", "ffw"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"drafter.{name} must be at least 1, not {value}")
+
 
 def draft_config(shape: DSparkShape, target: TargetSpec) -> DSparkConfig:
     """The drafter of this shape for this target: its layers are the target's last one, with query/key norms.

@@ -72,8 +72,9 @@ def fields_of(config: DSparkConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(fields: Mapping[str, Any]) -> DSparkConfig:
     heads = fields["num_attention_heads"]
-    if fields["markov_rank"] < 1:
-        raise ValueError(f"markov_rank {fields['markov_rank']} is not supported; supported: 1 and more")
+    for field in ("markov_rank", "block_size"):
+        if type(fields[field]) is not int or fields[field] < 1:
+            raise ValueError(f"{field} {fields[field]!r} is not supported; supported: whole numbers from 1")
     layer = LayerSpec(
         d_model=fields["hidden_size"],
         ffw=fields["intermediate_size"],

@@ -25,7 +25,7 @@ NO_DRAFT = "none"
 
 # A context longer than this is served when --max-len asks for it.
 _USUAL_LEN = 8192
-# Every size up to these is compiled before the first request, which is what keeps them small on a CPU.
+# A round of every batch size up to these is compiled before the first request, which keeps them small on a CPU.
 _CPU_BATCH, _ACCELERATOR_BATCH = 4, 16
 _PRETRAINED = Path(__file__).parent.parent / "pretrained"
 

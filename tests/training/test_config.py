@@ -86,8 +86,16 @@ def test_a_drafter_that_cannot_be_served_is_refused_before_training(small_target
 
 @pytest.mark.parametrize(
     "assignment",
-    ["drafter.block_size=0", "drafter.num_layers=0", "drafter.markov_rank=-1", "drafter.ffw=0", "checkpoint.every=0"]
-    + ["checkpoint.keep=0", "fsdp=0", "tensor=-1"],
+    [
+        "drafter.block_size=0",
+        "drafter.num_layers=0",
+        "drafter.markov_rank=-1",
+        "drafter.ffw=0",
+        "checkpoint.every=0",
+        "checkpoint.keep=0",
+        "fsdp=0",
+        "tensor=-1",
+    ],
 )
 def test_sizes_below_one_are_refused_by_name_before_anything_is_loaded(small_config, assignment):
     field = assignment.partition("=")[0]

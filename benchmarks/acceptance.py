@@ -39,7 +39,8 @@ def main() -> int:
         for completion in generate(_slots(model, model.drafter, model.max_batch), law):
             totals[completion.job.tag[0]] += completion.stats
         results[f"T={temperature:g}"] = totals
-    _print_table(results)
+    if results:
+        _print_table(results)
     if args.json:
         rows = {
             law: {name: asdict(stats) | {"accepted_length": stats.accepted_length} for name, stats in totals.items()}

@@ -1,4 +1,4 @@
-"""`dspark chat`: a terminal chat that shows which tokens were drafted, and how fast that makes it."""
+"""Chat in the terminal; drafted tokens are coloured, and their gain in speed is shown on request."""
 
 import argparse
 import secrets

@@ -113,7 +113,7 @@ def split(store: TokenStore, *, validation: float, seed: int = 0) -> tuple[np.nd
     if not 0 <= validation < 1:
         raise ValueError(f"validation is a share from 0 to below 1, not {validation}")
     # splitmix64: the seed must change the order of the hashes, not shift them.
-    mixed = store.prompt_hashes + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = store.prompt_hashes + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     held_out = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53 < validation

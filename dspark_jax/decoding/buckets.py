@@ -25,11 +25,6 @@ def span_bucket(positions: int, largest: int) -> int:
     return min(max(_power_of_two(positions), SMALLEST_SPAN), largest)
 
 
-def prefill_rows(requests: int) -> int:
-    """Rows of the pass that prefills `requests` prompts: a power of four, so that few programs are compiled."""
-    return 4 ** ((_power_of_two(requests).bit_length()) // 2)
-
-
 def prefill_chunks(lengths: Sequence[int], span: int) -> list[tuple[np.ndarray, int]]:
     """(start of each row, chunk length) of the passes that take in prompts of these lengths.
 

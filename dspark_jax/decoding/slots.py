@@ -16,7 +16,6 @@ from dspark_jax.core.arrays import Array, DType
 from dspark_jax.decoding.buckets import (
     insert,
     prefill_chunks,
-    prefill_rows,
     regroup,
     request_keys,
     row_bucket,
@@ -28,8 +27,10 @@ from dspark_jax.drafters.base import Drafter
 from dspark_jax.ops.sampling import Draws, SamplingLaw
 from dspark_jax.targets.model import Target
 
-_PREFILL_TOKENS = 16_384
-_FIXED_GROUP = 32
+_PREFILL_GROUP = 32
+# XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
+# of its time on page faults.
+_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 _ROUNDS_BEFORE_SHRINKING = 4
 
 
@@ -96,7 +97,8 @@ class DecodeSlots:
         elastic: bool = True,
     ):
         self.max_batch, self.max_len, self.block_size = max_batch, max_len, drafter.block_size
-        self._elastic, self._fixed_group = elastic, min(_FIXED_GROUP, max_batch)
+        # One at a time a request prefills by programs that warm_up compiled; together they prefill faster.
+        self._elastic, self._group = elastic, 1 if elastic else min(_PREFILL_GROUP, max_batch)
         self._largest_span = max_len + drafter.block_size + 1
         self._rows: list[_Live | None] = []
         self._row_of: dict[int, int] = {}
@@ -116,8 +118,9 @@ class DecodeSlots:
             models = jax.tree.unflatten(treedef, weights)
             return prefill(*models, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
 
-        self._round = jax.jit(round_, donate_argnums=1)
-        self._prefill = jax.jit(prefill_, donate_argnums=1)
+        options = {} if self._branch_free else _CPU_OPTIONS
+        self._round = jax.jit(round_, donate_argnums=1, compiler_options=options)
+        self._prefill = jax.jit(prefill_, donate_argnums=1, compiler_options=options)
         self._regroup = jax.jit(regroup, static_argnums=2)
         self._insert = jax.jit(insert, donate_argnums=0)
         self._empty = jax.jit(
@@ -154,10 +157,8 @@ class DecodeSlots:
         longest = max(map(len, prompts))
         self._fit(len(self._row_of) + len(prompts), max(self._positions(), longest + self.block_size))
         while waiting:
-            longest = max(len(prompt) for prompt, _ in waiting)
-            size = max(1, _PREFILL_TOKENS // longest) if self._elastic else self._fixed_group
-            handles += self._admit_group(waiting[:size])
-            waiting = waiting[size:]
+            handles += self._admit_group(waiting[: self._group])
+            waiting = waiting[self._group :]
         return handles
 
     def replace_drafter(self, drafter: Drafter) -> None:
@@ -215,7 +216,10 @@ class DecodeSlots:
         return rounds
 
     def warm_up(self) -> None:
-        """Compile what serving needs first: every batch bucket at the smallest span, and its prefill."""
+        """Compile what serving needs first: every batch bucket at the smallest span, and the shortest prefill.
+
+        Longer contexts and prompts compile when the first of them comes.
+        """
         rows = 1
         while True:
             rows = row_bucket(rows, self.max_batch)
@@ -259,7 +263,7 @@ class DecodeSlots:
 
     def _prefilled(self, prompts: list[np.ndarray], samplings: list[Sampling], span: int) -> DecodeState:
         """A state of these requests: everything before each anchor taken in, the anchor the prompt's last token."""
-        size = prefill_rows(len(prompts)) if self._elastic else self._fixed_group
+        size = self._group
         padding = size - len(prompts)
         prompts = prompts + [np.zeros(1, np.int32)] * padding
         samplings = samplings + [Sampling()] * padding

@@ -25,7 +25,7 @@ NO_DRAFT = "none"
 
 # A context longer than this is served when --max-len asks for it.
 _USUAL_LEN = 8192
-# Every size up to these is compiled before the first request, which is what keeps them small on a CPU.
+# A round of every batch size up to these is compiled before the first request, which keeps them small on a CPU.
 _CPU_BATCH, _ACCELERATOR_BATCH = 4, 16
 _PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
@@ -84,9 +84,10 @@ class LoadedModel:
         )
 
     def _usual_prompt(self) -> tuple[int, ...]:
-        """A short chat; nothing where the model has no chat template."""
+        """A chat of ordinary length; nothing where the model has no chat template."""
+        content = "Hello! What can you tell me about the weather in the mountains today? " * 3
         try:
-            prompt = self.tokenizer.encode_chat([{"role": "user", "content": "Hello!"}])
+            prompt = self.tokenizer.encode_chat([{"role": "user", "content": content}])
         except ValueError:
             return ()
         return tuple(prompt[: self.max_len - 1])

@@ -115,12 +115,12 @@ def _no_constant(name: str) -> object:
 
 
 def _short(value: object) -> str:
-    """A value for a sentence, without the 4000 digits somebody may have sent."""
+    """A value for a sentence: without the 4000 digits somebody may have sent, what UTF-8 cannot say escaped."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, float) and not math.isfinite(value):
         return "beyond the range of numbers"
-    text = str(value)
+    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -1,6 +1,7 @@
 """`serve.py`: flags to a running server, and back to an exit code."""
 
 import argparse
+import ipaddress
 import os
 import signal
 import socket
@@ -38,6 +39,8 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     model = load_model(args, _say)
     engine = model.engine(max_queue=args.max_queue)
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
+    if args.api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        _say(f"Anyone who can reach {args.host} can use this server: --api-key would ask them for a key.")
     drafting = f"{model.drafter.block_size} drafts a round" if model.drafts else "no drafts"
     _say(f"Compiling for up to {model.max_batch} requests at once ({drafting}); the first time takes longest ...")
     code = serve_until_signal(app, engine, listener, grace=args.grace, say=_say, model=model.name)
@@ -62,7 +65,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for any free one (%(default)s)")
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("DSPARK_API_KEY"),
+        type=_key,
+        default=os.environ.get("DSPARK_API_KEY") or None,
+        metavar="KEY",
         help="refuse requests without this key ($DSPARK_API_KEY keeps it out of the process list)",
     )
     parser.add_argument(
@@ -76,6 +81,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="how long accepted requests may take to finish after Ctrl-C (%(default)s)",
     )
     return parser.parse_args(argv)
+
+
+def _key(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the key is empty: leave the flag out to serve without one")
+    return text.strip()
 
 
 def _port(text: str) -> int:

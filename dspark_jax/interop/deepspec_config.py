@@ -91,6 +91,9 @@ def _markov_type(head: MarkovSpec) -> str:
 
 
 def _dspark(fields: Fields, family: str) -> DSparkConfig:
+    for field, least in (("markov_rank", 0), ("block_size", 1)):
+        if type(fields[field]) is not int or fields[field] < least:
+            raise ValueError(f"{field} {fields[field]!r} is not supported; supported: whole numbers from {least}")
     return DSparkConfig(
         vocab_size=fields["vocab_size"],
         layer=layer_of(fields, family),

@@ -18,6 +18,10 @@ class CheckpointConfig:
     every: int = 500
     keep: int = 2
 
+    def __post_init__(self):
+        if min(self.every, self.keep) < 1:
+            raise ValueError("checkpoint.every and checkpoint.keep must be at least 1")
+
 
 class Restored(NamedTuple):
     """What a checkpoint holds: the train state, the data iterator's state and the step they belong to."""

@@ -48,7 +48,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every"):
+        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every", "fsdp", "tensor"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:

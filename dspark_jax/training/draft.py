@@ -42,6 +42,11 @@ class DSparkShape:
 
     SHORT_PATHS: ClassVar[Mapping[str, str]] = {"markov_rank": "markov_head.rank"}
 
+    def __post_init__(self):
+        _require_sizes(self)
+        if self.markov_head is not None and self.markov_head.rank < 1:
+            raise ValueError(f"drafter.markov_rank must be at least 1, not {self.markov_head.rank}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashShape:
@@ -57,6 +62,9 @@ class DFlashShape:
     ffw: int | None = None
     decay: float = LossWeights.decay
 
+    def __post_init__(self):
+        _require_sizes(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Shape:
@@ -68,6 +76,9 @@ class Eagle3Shape:
     tapped_layers: tuple[int, ...] | None = None
     ffw: int | None = None
 
+    def __post_init__(self):
+        _require_sizes(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MtpShape:
@@ -76,6 +87,16 @@ class MtpShape:
     block_size: int = MtpConfig.block_size
     step_decay: float = MtpConfig.step_decay
     ffw: int | None = None
+
+    def __post_init__(self):
+        _require_sizes(self)
+
+
+def _require_sizes(shape) -> None:
+    for name in ("num_layers", "block_size", "ffw"):
+        value = getattr(shape, name, None)
+        if value is not None and value < 1:
+            raise ValueError(f"drafter.{name} must be at least 1, not {value}")
 
 
 DrafterShape = DSparkShape | DFlashShape | Eagle3Shape | MtpShape

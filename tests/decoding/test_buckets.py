@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from dspark_jax.decoding.buckets import (
     SMALLEST_SPAN,
     prefill_chunks,
-    prefill_rows,
     request_keys,
     row_bucket,
     span_bucket,
@@ -31,13 +30,6 @@ def test_spans_are_a_power_of_two_or_the_largest(positions, largest):
     if bucket != largest:
         assert bucket & (bucket - 1) == 0
         assert bucket == SMALLEST_SPAN or bucket < 2 * positions
-
-
-def test_prefilled_rows_are_enough_and_of_few_sizes():
-    sizes = {prefill_rows(requests) for requests in range(1, 257)}
-    assert all(prefill_rows(requests) >= requests for requests in range(1, 257))
-    assert len(sizes) <= 5
-    assert prefill_rows(1) == 1
 
 
 @settings(max_examples=300)

@@ -119,6 +119,26 @@ def test_random_traffic_keeps_every_invariant_and_compiles_no_round(small, slots
         assert alone(slots, prompt, law, len(text)) == text
 
 
+def test_traffic_seen_before_compiles_nothing(slots):
+    """Groups of 1 to 8, short and longer prompts, states that grow and shrink: the second time all shapes are known."""
+    programs = slots._round, slots._prefill, slots._insert, slots._regroup, slots._empty
+    counts = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        for group in (1, 8, 3, 1, 5, 2):
+            prompts = [rng.integers(0, 16, length).tolist() for length in (40, 1, 9, 2, 20, 5, 3, 30)[:group]]
+            handles = slots.admit_many(prompts, [Sampling(temperature=float(rng.random()))] * group)
+            for _ in range(2):
+                slots.step()
+            for handle in handles[1:]:
+                slots.release(handle)
+            for _ in range(6):
+                slots.step()
+            slots.release(handles[0])
+        counts.append([program._cache_size() for program in programs])
+    assert counts[0] == counts[1] == counts[2]
+
+
 def test_a_replaced_drafter_changes_speed_and_not_text(small, warm, is_greedy, alone):
     target, drafter = small
     prompt = tuple(prompt_of(6, seed=5))

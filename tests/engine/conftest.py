@@ -47,8 +47,7 @@ class ByteTokenizer:
     def encode_chat(self, messages, add_generation_prompt=True):
         if any("refuse me" in message["content"] for message in messages):
             raise ValueError("roles must alternate")
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return self.encode("".join(lines) + "assistant: ")
+        return self.encode("".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: ")
 
     def stream(self):
         return ByteStream()
@@ -65,7 +64,6 @@ def scripted_text(prompt, sampling, size=400):
 class _Request:
     handle: int
     says: bytes
-    seed: int
     at: int = 0
     rounds: int = 0
 
@@ -118,11 +116,10 @@ class ScriptedSlots:
 
     def admit(self, prompt, sampling):
         assert 0 < len(prompt) < self.max_len
-        says = self.script.get(bytes(prompt), None)
         with self.changed:
             handle, self.handles = self.handles, self.handles + 1
-            said = scripted_text(prompt, sampling) if says is None else says
-            self.requests[handle] = _Request(handle, said, sampling.seed)
+            said = self.script.get(bytes(prompt)) or scripted_text(prompt, sampling)
+            self.requests[handle] = _Request(handle, said)
             self.admitted.append(tuple(prompt))
             self.changed.notify_all()
         return handle
@@ -164,13 +161,14 @@ def make_engine():
     """Started engines over scripted slots; they end with the test."""
     engines = []
 
-    def make(slots, *, max_queue=2, start=True, detokenizer=ByteStream):
+    def make(slots, *, max_queue=2, start=True, detokenizer=ByteStream, rehearsal=()):
         engine = Engine(
             slots.build,
             detokenizer=detokenizer,
             stop_ids={EOS},
             max_batch=slots.max_batch,
             max_queue=max_queue,
+            rehearsal=rehearsal,
         )
         engines.append((engine, slots))
         if start:
@@ -221,7 +219,6 @@ def running(app, engine, *, grace=5):
 
 @pytest.fixture
 def serve(make_engine):
-    """Servers over scripted slots; they end with the test."""
     with contextlib.ExitStack() as servers:
 
         def start(slots=None, *, grace=5, max_queue=2, start_engine=True, **options):

@@ -59,6 +59,13 @@ def test_a_request_is_answered_with_what_the_model_says(make_engine, slots, scri
     slots.wait_for(lambda slots: not slots.requests)
 
 
+def test_a_rehearsal_is_over_when_the_engine_is_ready(make_engine, slots):
+    engine = make_engine(slots, rehearsal=b"rehearsal")
+    assert slots.admitted == [tuple(b"rehearsal")]
+    assert slots.free == slots.max_batch
+    assert engine.state is EngineState.READY
+
+
 def test_requests_are_admitted_in_the_order_they_came_and_share_rounds(make_engine, slots):
     slots.gate.clear()
     engine = make_engine(slots, max_queue=8)
@@ -68,15 +75,6 @@ def test_requests_are_admitted_in_the_order_they_came_and_share_rounds(make_engi
         listener.ends()
     assert [chr(prompt[0]) for prompt in slots.admitted] == list("ABCDEF")
     assert slots.largest_batch == slots.max_batch
-
-
-def test_choices_of_one_request_are_told_apart_by_their_index(make_engine, slots, scripted_text):
-    engine = make_engine(slots)
-    listener = submit(engine, choice(seed=1, index=0), choice(seed=2, index=1))
-    events = listener.ends(2)
-    for index, seed in enumerate((1, 2)):
-        text = "".join(event.text for event in events if event.index == index)
-        assert text == scripted_text(b"prompt", Sampling(temperature=1.0, seed=seed))[:20].decode()
 
 
 def test_a_full_queue_refuses_with_429_and_a_time_to_wait(make_engine, slots):
@@ -257,13 +255,6 @@ def test_draining_finishes_what_was_accepted_and_takes_nothing_new(make_engine, 
     assert refused.value.status == 503
     slots.gate.set()
     assert [listener.ends()[-1].finish for listener in listeners] == ["length"] * 4
-    assert engine.join(10.0)
-    assert engine.state is EngineState.STOPPED
-
-
-def test_an_idle_engine_stops_at_once(make_engine, slots):
-    engine = make_engine(slots)
-    engine.drain()
     assert engine.join(10.0)
     assert engine.state is EngineState.STOPPED
 

@@ -55,6 +55,7 @@ def test_defaults_are_loopback_and_the_default_target():
         (["--max-len", "1e3"], "at least 2"),
         (["--port", "70000"], "at most 65535"),
         (["--dtype", "int8"], "float32"),
+        (["--api-key", " "], "empty"),
         (["--confidence-threshold", "1.5"], "from 0 to 1"),
         (["--confidence-threshold", "nan"], "from 0 to 1"),
     ],
@@ -164,7 +165,8 @@ def test_serves_then_ends_with_code_0_on_ctrl_c(process, cache, client):
 
 
 def test_a_signal_during_the_start_ends_with_code_0(process):
-    server = process()
+    server = process("--host", "0.0.0.0")
+    read_until(server, "Anyone who can reach 0.0.0.0 can use this server: --api-key")
     read_until(server, "Compiling")
     server.send_signal(signal.SIGTERM)
     rest, _ = server.communicate(timeout=20)

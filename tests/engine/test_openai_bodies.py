@@ -1,11 +1,14 @@
 """Request bodies: what is read, what is refused and with which words, and that nothing else can happen."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dspark_jax.engine.assembly import DEFAULT_TARGET
 from dspark_jax.engine.errors import Refusal
 from dspark_jax.engine.openai import Served, read_chat, read_completion
 
@@ -67,6 +70,14 @@ def test_every_field_of_a_chat_reaches_the_choices():
     assert second.sampling.seed not in (3, None)
     assert (first.max_tokens, first.stop) == (9, ("a", "bc"))
     assert (asked.stream, asked.include_usage) == (True, True)
+
+
+def test_the_body_in_the_readme_is_taken():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (body,) = re.findall(r"-d '(.*?)'", readme, flags=re.DOTALL)
+    served = Served(name=DEFAULT_TARGET, max_len=8192, vocab_size=256, max_choices=6)
+    (choice,) = read_chat(json.loads(body), served, Encoder()).choices
+    assert choice.max_tokens == 100
 
 
 @pytest.mark.parametrize(
@@ -147,6 +158,7 @@ WRONG = [
     ({"temprature": 1}, "temprature", "did you mean temperature?"),
     ({"guided_json": {}}, "guided_json", "the known fields are"),
     ({"x" * 5000: 1}, "x" * 57 + "...", "Unknown field"),
+    ({"\ud800": 1}, r"\ud800", r"Unknown field \ud800"),
 ]
 
 WRONG_CHAT = [

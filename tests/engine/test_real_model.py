@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dspark_jax.decoding.generate import Job, generate
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.engine.assembly import load_model
 from dspark_jax.engine.launch import parse_arguments
 from dspark_jax.engine.server import build_app
@@ -103,3 +105,23 @@ def test_a_chat_goes_through_the_models_template(model, urls, client):
     assert reply["choices"][0]["message"]["content"] == text(
         ask(client, urls[0], prompt="u:hi\na:", temperature=0, max_tokens=8)
     )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_served_text_and_acceptance_are_those_of_offline_generation(model, urls, client, temperature):
+    prompt = "the quick brown fox"
+    reply = ask(client, urls[0], prompt=prompt, temperature=temperature, seed=7)
+    slots = DecodeSlots(model.target, model.drafter, max_batch=1, max_len=model.max_len)
+    job = Job(
+        prompt=tuple(model.tokenizer.encode(prompt)),
+        sampling=Sampling(temperature=temperature, seed=7),
+        max_new_tokens=60,
+        stop_ids=model.stop_ids,
+    )
+    (offline,) = generate(slots, [job])
+    assert text(reply) == model.tokenizer.decode(offline.tokens)
+    assert reply["choices"][0]["finish_reason"] == offline.finish
+    details = reply["usage"]["completion_tokens_details"]
+    judged = details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+    assert judged == offline.stats.verified > 0
+    assert reply["usage"]["completion_tokens"] == len(offline.tokens)

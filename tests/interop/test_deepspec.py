@@ -278,6 +278,13 @@ def test_a_missing_field_is_named(copy, fields):
         load_drafter(copy)
 
 
+@pytest.mark.parametrize("size", [0, -1, 7.5, "7", True])
+def test_a_block_size_that_is_no_size_is_named(copy, fields, size):
+    (copy / "config.json").write_text(json.dumps(fields | {"block_size": size}))
+    with pytest.raises(ValueError, match=r"config\.json: block_size .* is not supported"):
+        load_drafter(copy)
+
+
 class TestFit:
     def test_its_own_target(self, target):
         load_drafter(DRAFTER, target=target)

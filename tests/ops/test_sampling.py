@@ -73,7 +73,7 @@ def test_greedy_is_a_one_hot_of_the_first_largest():
     np.testing.assert_array_equal(probs_of([1.0, 3.0, 3.0, 2.0], temperature=0.0, top_k=3, top_p=0.2), [0, 1, 0, 0])
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-38])
+@pytest.mark.parametrize("temperature", [1e-30, 2e-38])
 def test_a_temperature_near_zero_is_nearly_greedy(temperature):
     np.testing.assert_array_equal(probs_of([9.0, 20.0, -3.0, 7.0], temperature=temperature), [0, 1, 0, 0])
 
@@ -106,10 +106,10 @@ def test_a_certain_row_gives_its_token_with_and_without_uncertain_company():
     certain = jnp.eye(5)[jnp.array([4, 1, 2])]
     np.testing.assert_array_equal(drawn(certain, keys_B), [4, 1, 2])
     mixed = certain.at[1].set(jnp.array([0.5, 0, 0.5, 0, 0]))
-    tokens = drawn(mixed, keys_B)
-    assert tokens[0] == 4
-    assert tokens[1] in (0, 2)
-    assert tokens[2] == 2
+    tokens = [drawn(mixed, jax.random.split(jax.random.key(seed), 3)).tolist() for seed in range(12)]
+    assert {first for first, _, _ in tokens} == {4}
+    assert {second for _, second, _ in tokens} == {0, 2}
+    assert {third for _, _, third in tokens} == {2}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Configs are found by name, fit their targets, and refuse what cannot work."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.interop.huggingface import read_spec
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig, find_config
 from dspark_jax.training.draft import DSparkShape, draft_config, spread_taps
-from dspark_jax.training.overrides import flatten
+from dspark_jax.training.overrides import apply_overrides, flatten
 from dspark_jax.training.setup import find_target, prepare
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -82,6 +83,25 @@ def test_a_drafter_takes_its_sizes_from_the_target(small_target):
 def test_a_drafter_that_cannot_be_served_is_refused_before_training(small_target, shape, message):
     with pytest.raises(ValueError, match=message):
         draft_config(DSparkShape(**shape), read_spec(small_target))
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "drafter.block_size=0",
+        "drafter.num_layers=0",
+        "drafter.markov_rank=-1",
+        "drafter.ffw=0",
+        "checkpoint.every=0",
+        "checkpoint.keep=0",
+        "fsdp=0",
+        "tensor=-1",
+    ],
+)
+def test_sizes_below_one_are_refused_by_name_before_anything_is_loaded(small_config, assignment):
+    field = assignment.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"{re.escape(field)}.* must be at least 1"):
+        apply_overrides(small_config, [assignment])
 
 
 def test_lengths_past_the_target_are_refused(small_config, tmp_path):

@@ -1,16 +1,19 @@
 """Rounds of real models on thousands of rows: whatever drafts, the text follows the target's law."""
 
+import json
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 from scipy.stats import chisquare
 
 from dspark_jax.decoding.round import decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import FixedLength, Threshold
+from dspark_jax.drafters.mtp import Mtp, MtpConfig
 from dspark_jax.ops.sampling import SamplingLaw
 
 PROMPT = (3, 1, 2)
@@ -27,16 +30,16 @@ LAWS = [
 ]
 
 
-@partial(jax.jit, static_argnums=2)
-def rounds(target, drafter, policy, law):
-    """The outputs of three rounds after PROMPT in every row of `law`."""
-    batch = law.temperature_B.shape[0]
-    tokens_BT = jnp.broadcast_to(jnp.array(PROMPT), (batch, len(PROMPT)))
+@partial(jax.jit, static_argnums=(2, 5))
+def rounds(target, drafter, policy, law, prompt_T, number):
+    """The outputs of so many rounds after the prompt in every row of `law`."""
+    batch, length = law.temperature_B.shape[0], len(prompt_T)
+    tokens_BT = jnp.broadcast_to(prompt_T, (batch, length))
     zeros_B = jnp.zeros(batch, jnp.int32)
-    state = init_state(target, drafter, batch, 16, jnp.float32)
-    state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], zeros_B, zeros_B + len(PROMPT) - 1)
-    state = state.replace(anchor_B=tokens_BT[:, -1], position_B=jnp.full(batch, len(PROMPT) - 1, jnp.int32), law=law)
-    return lax.scan(lambda state, _: decode_round(target, drafter, policy, state), state, length=ROUNDS)[1]
+    state = init_state(target, drafter, batch, length + number * (drafter.block_size + 1), jnp.float32)
+    state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], zeros_B, zeros_B + length - 1)
+    state = state.replace(anchor_B=tokens_BT[:, -1], position_B=jnp.full(batch, length - 1, jnp.int32), law=law)
+    return lax.scan(lambda state, _: decode_round(target, drafter, policy, state), state, length=number)[1]
 
 
 def mixed_law(laws, seed):
@@ -59,7 +62,7 @@ def texts(out):
 
 
 def expected_law(target, law, sorted_law):
-    """The target's joint law of three tokens after PROMPT, [V, V, V]."""
+    """The target's joint law of three tokens after PROMPT, [V, V, V], V small."""
     vocab = target.spec.vocab_size
     pairs = np.array(list(np.ndindex(vocab, vocab)))
     contexts = jnp.asarray([[*PROMPT, *pair] for pair in pairs], jnp.int32)
@@ -90,7 +93,7 @@ def assert_follows(counts, probs, name):
 
 def check(target, drafter, policy, sorted_law, laws=LAWS):
     """The law of every request of a mixed batch; returns the outputs."""
-    out = jax.device_get(rounds(target, drafter, policy, mixed_law(laws, seed=1)))
+    out = jax.device_get(rounds(target, drafter, policy, mixed_law(laws, seed=1), jnp.array(PROMPT), ROUNDS))
     drawn = texts(out)
     for law in set(laws):
         rows = np.repeat([other == law for other in laws], ROWS_OF_A_LAW)
@@ -144,3 +147,60 @@ def test_near_ties_are_told_apart(five, sorted_law):
     assert (steps < np.abs(logits).max() / 256).any()
     out = check(target, drafter, FixedLength(), sorted_law, laws=[(0.3, 0, 1.0)] * len(LAWS))
     assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_text_follows_the_target_with_mtp(five, built, sorted_law, block):
+    target, dspark = five
+    config = MtpConfig(vocab_size=5, layer=dspark.config.layer, num_target_layers=1, block_size=block)
+    drafter = built(lambda: Mtp(config, rngs=nnx.Rngs(0)), seed=6)
+    out = check(target, drafter, FixedLength(), sorted_law)
+    assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
+
+
+GOLDEN = (
+    ("dspark_vanilla_llama", Threshold(confidence=0.5)),
+    ("dspark_vanilla_qwen3", FixedLength()),
+    ("dspark_vanilla_gemma4", Threshold(confidence=0.5)),
+    ("dspark_gated_qwen3", FixedLength()),
+    ("dspark_rnn_qwen3", Threshold(confidence=0.5)),
+    ("dflash_qwen3", FixedLength()),
+    ("dflash_gemma4", FixedLength()),
+    ("eagle3_qwen3", FixedLength()),
+)
+FEW_LAWS = [(0.0, 0, 1.0), (1.0, 3, 1.0), (0.7, 4, 0.9), (1.5, 4, 1.0)]
+ROWS_OF_A_FEW = 512
+
+
+@pytest.mark.parametrize(("name", "policy"), GOLDEN, ids=[name for name, _ in GOLDEN])
+def test_text_follows_the_target_with_every_trained_drafter(
+    golden_target, golden_drafter, golden_folder, sorted_law, name, policy
+):
+    """Two tokens of rows that ask for different laws, in one batch. Few tokens pass each law, so cells are full."""
+    target, drafter = golden_target(name.split("_")[-1]), golden_drafter(name)
+    records = json.loads((golden_folder(f"drafters/{name}") / "decode_reference.json").read_text(encoding="utf-8"))
+    prompt = records[0]["output_ids"][:11]
+    temperature, top_k, top_p = (np.repeat(values, ROWS_OF_A_FEW) for values in zip(*FEW_LAWS, strict=True))
+    laws = SamplingLaw(
+        temperature_B=jnp.asarray(temperature, jnp.float32),
+        top_k_B=jnp.asarray(top_k, jnp.int32),
+        top_p_B=jnp.asarray(top_p, jnp.float32),
+        keys_B=jax.random.split(jax.random.key(1), len(temperature)),
+    )
+    out = jax.device_get(rounds(target, drafter, policy, laws, jnp.asarray(prompt), 2))
+    accepted, verified = out.count_B - 1, out.verified_B
+    assert 0 < accepted.sum() < verified.sum()
+    found = texts(out)[:, :2].reshape(len(FEW_LAWS), ROWS_OF_A_FEW, 2)
+    first = np.asarray(logits_of(target, jnp.asarray([prompt])))[0, -1]
+    followers = np.argsort(first)[::-1][:4]
+    contexts = jnp.asarray([[*prompt, token] for token in followers], jnp.int32)
+    second = dict(zip(followers.tolist(), np.asarray(logits_of(target, contexts))[:, -1], strict=True))
+    for law, drawn in zip(FEW_LAWS, found, strict=True):
+        law_of_first, _ = sorted_law(first, *law)
+        assert set(np.flatnonzero(law_of_first)) <= set(second)
+        joint = np.zeros((len(first), len(first)))
+        for token, logits in second.items():
+            joint[token] = law_of_first[token] * sorted_law(logits, *law)[0]
+        counts = np.zeros(joint.shape)
+        np.add.at(counts, tuple(drawn.T), 1)
+        assert_follows(counts, joint, (name, law))

@@ -9,7 +9,7 @@ set, alone and in a mixed batch, token by token (run it in float32).
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -32,9 +32,7 @@ def main() -> int:
     jobs = [job for name, prompts in sets.items() for job in _jobs(model, name, prompts, args)]
     results: dict[str, dict[str, DecodeStats]] = {}
     for temperature in args.temperatures:
-        law = [
-            Job(**{**vars(job), "sampling": Sampling(temperature=temperature, seed=i)}) for i, job in enumerate(jobs)
-        ]
+        law = [replace(job, sampling=Sampling(temperature=temperature, seed=i)) for i, job in enumerate(jobs)]
         totals = dict.fromkeys(sets, DecodeStats())
         for completion in generate(_slots(model, model.drafter, model.max_batch), law):
             totals[completion.job.tag[0]] += completion.stats

@@ -44,13 +44,14 @@ class ChatTokenizer:
         if self._tokenizer.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give an instruction-tuned target, or plain text")
         try:
-            return self._tokenizer.apply_chat_template(
+            ids: Any = self._tokenizer.apply_chat_template(
                 [[dict(message) for message in messages] for messages in conversations],
                 add_generation_prompt=add_generation_prompt,
                 return_dict=False,
             )
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
+        return ids
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: nothing is put before or after it."""

@@ -4,6 +4,7 @@ Offline generation, evaluation during training and the server all run this funct
 plain autoregressive loop.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -73,7 +74,9 @@ def prefill(
 ) -> DecodeState:
     """Take in the first count_B tokens at start_B.. of each row. The anchor, the caller's to set, is not among them."""
     out = target.extend(state.cache, tokens_BT, start_B, drafter.tapped_layers)
-    return state.replace(
+    assert out.cache is not None
+    return replace(
+        state,
         cache=out.cache,
         draft=drafter.extend(state.draft, target.vocabulary, out.features_BTE, next_tokens_BT, start_B, count_B),
     )
@@ -93,7 +96,7 @@ def decode_round(
 
     # Draft and schedule.
     proposal, draft = drafter.propose(
-        target.vocabulary, state.draft, state.anchor_B, start_B, law.replace(keys_B=keys_for(_DRAFT))
+        target.vocabulary, state.draft, state.anchor_B, start_B, replace(law, keys_B=keys_for(_DRAFT))
     )
     lengths_B = verified_lengths(policy, proposal.confidence_BK)
 
@@ -113,7 +116,8 @@ def decode_round(
     committed_BN = jnp.concatenate([proposal.tokens_BK, next_B[:, None]], axis=1)
     committed_BN = jnp.where(jnp.arange(block + 1) == accepted_B[:, None], next_B[:, None], committed_BN)
     draft = drafter.extend(draft, target.vocabulary, out.features_BTE, committed_BN, start_B, accepted_B + 1)
-    state = state.replace(cache=out.cache, draft=draft, anchor_B=next_B, position_B=start_B + accepted_B + 1)
+    assert out.cache is not None
+    state = replace(state, cache=out.cache, draft=draft, anchor_B=next_B, position_B=start_B + accepted_B + 1)
     return state, RoundOutput(
         tokens_BN=committed_BN,
         count_B=accepted_B + 1,

@@ -5,7 +5,7 @@ pays for a full batch or a long context. `generate` and the server both drive th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -112,11 +112,12 @@ class DecodeSlots:
         self._branch_free = all(device.platform != "cpu" for device in self._weights[0].devices())
 
         def round_(weights: list[Array], state: DecodeState) -> tuple[DecodeState, RoundOutput]:
-            return decode_round(*jax.tree.unflatten(treedef, weights), policy, state)
+            target, drafter = jax.tree.unflatten(treedef, weights)
+            return decode_round(target, drafter, policy, state)
 
         def prefill_(weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array):
-            models = jax.tree.unflatten(treedef, weights)
-            return prefill(*models, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
+            target, drafter = jax.tree.unflatten(treedef, weights)
+            return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
 
         options = {} if self._branch_free else _CPU_OPTIONS
         self._round = jax.jit(round_, donate_argnums=1, compiler_options=options)
@@ -192,10 +193,11 @@ class DecodeSlots:
             raise ValueError("slots: there is no live request to run a round for")
         for _, live in riders:
             live.in_flight += 1
+        assert self._state is not None
         law = self._state.law
-        specialised = self._state.replace(law=law.replace(draws=self._draws(riders)))
+        specialised = replace(self._state, law=replace(law, draws=self._draws(riders)))
         state, out = self._round(self._weights, specialised)
-        self._state = state.replace(law=state.law.replace(draws=law.draws))
+        self._state = replace(state, law=replace(state.law, draws=law.draws))
         return Flight(out=out, rows=riders)
 
     def finish(self, flight: Flight) -> list[SlotRound]:
@@ -276,7 +278,8 @@ class DecodeSlots:
                 window_BN[row, : len(piece)] = piece
             count_B = np.minimum(np.asarray(lengths, np.int32) - start_B, chunk)
             state = self._prefill(self._weights, state, window_BN, start_B, count_B)
-        return state.replace(
+        return replace(
+            state,
             anchor_B=jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32),
             position_B=jnp.asarray(lengths, jnp.int32),
             law=SamplingLaw(
@@ -296,7 +299,8 @@ class DecodeSlots:
         if not self._elastic:
             rows, span = self.max_batch, self._largest_span
         if self._state is None:
-            self._state, self._rows = self._empty(rows, span), [None] * rows
+            self._state = self._empty(rows, span)
+            self._rows = [None for _ in range(rows)]
             return span
         held_rows, held_span = len(self._rows), self._state.cache.keys[0].shape[2]
         oversized = rows < held_rows or span < held_span

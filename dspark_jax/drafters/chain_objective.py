@@ -1,5 +1,7 @@
 """The training objective of chain drafters: Eagle3's training-time test, its vocabulary loss one step at a time."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -53,7 +55,7 @@ def chain_objective(
 
     terms = lax.map(over_chunks, tuple(map(chunked, (outputs_ZBTD, aligned_ZBTD, mask_ZBT))))
     everywhere = jnp.full(steps, batch * length, jnp.float32)
-    return terms.replace(ce_K=terms.ce_K.replace(count=everywhere))
+    return replace(terms, ce_K=replace(terms.ce_K, count=everywhere))
 
 
 def chain_loss(terms: ChainTerms, decay: float) -> Float[Array, ""]:

@@ -248,7 +248,10 @@ class DSpark(nnx.Module):
         """Logits of c_k; +inf (certainty) where the drafter has no confidence head."""
         if self.confidence_head is None:
             return jnp.full(hidden.shape[:-1], jnp.inf, jnp.float32)
-        inputs = jnp.concatenate([hidden, embedded], axis=-1) if self.config.confidence_with_markov else hidden
+        if not self.config.confidence_with_markov:
+            return self.confidence_head(hidden)
+        assert embedded is not None
+        inputs = jnp.concatenate([hidden, embedded], axis=-1)
         return self.confidence_head(inputs)
 
     def _block_inputs(self, vocabulary: Vocabulary, anchors_BA: Int[Array, "B A"]) -> Float[Array, "B A K D"]:

@@ -67,13 +67,13 @@ class MarkovHead(nnx.Module):
 
     def step(self, state: State, hidden: Float[Array, "*B D"], embedded: Float[Array, "*B R"]) -> tuple[State, Latent]:
         """One slot: from its hidden state and the previous token's embedding to the latent of its bias."""
+        if self.mix is None:
+            return state, embedded
         match self.spec:
-            case VanillaMarkov():
-                return state, embedded
             case GatedMarkov():
                 gate = self.mix(jnp.concatenate([hidden, embedded], axis=-1))
                 return state, jax.nn.sigmoid(gate) * embedded
-            case RnnMarkov():
+            case _:
                 joint = self.mix(jnp.concatenate([state, embedded, hidden], axis=-1))
                 gate, candidate, output = jnp.split(joint, 3, axis=-1)
                 gate = jax.nn.sigmoid(gate)

@@ -91,7 +91,7 @@ def block_objective(
         x = jnp.pad(x, [(0, 0), (0, padding), *[(0, 0)] * (x.ndim - 2)])
         return x.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-    parts = tuple(map(chunked, (hidden_BAKD, aligned_BAKD, tokens_BAN, mask_BAK)))
+    parts = (chunked(hidden_BAKD), chunked(aligned_BAKD), chunked(tokens_BAN), chunked(mask_BAK))
     shapes = jax.eval_shape(terms_of, *(part[0] for part in parts))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return lax.scan(add, zero, parts)[0]

@@ -132,11 +132,11 @@ class Block(nnx.Module):
         `attention_input` replaces the normed residual as what queries, keys and values are made of.
         """
         if attention_input is None:
-            attention_input = self.input_norm(x_BTD)
+            attention_input = _normed(self.input_norm, x_BTD)
         keys, values = self.attention.keys_values(attention_input, positions_BT)
         mixed, carry = attend(self.attention.queries(attention_input, positions_BT), keys, values)
         x_BTD = x_BTD + _normed(self.attention_out_norm, self.attention.output(mixed))
-        x_BTD = x_BTD + _normed(self.mlp_out_norm, self.mlp(self.mlp_norm(x_BTD)))
+        x_BTD = x_BTD + _normed(self.mlp_out_norm, self.mlp(_normed(self.mlp_norm, x_BTD)))
         return (x_BTD if self.scalar is None else x_BTD * self.scalar[...]), carry
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flax import nnx
 
@@ -108,7 +108,7 @@ def draft_config(shape: DrafterShape, target: TargetSpec) -> DrafterConfig:
     ValueError for a mask token outside the vocabulary or a tap that is not a layer below the last.
     """
     layer = draft_layer(target)
-    facts = {
+    facts: dict[str, Any] = {
         "vocab_size": target.vocab_size,
         "num_target_layers": len(target.layers),
         "layer": layer if shape.ffw is None else replace(layer, ffw=shape.ffw),

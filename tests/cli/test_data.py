@@ -54,7 +54,7 @@ def answered(monkeypatch):
         return run
 
     monkeypatch.setattr(verb, "load_model", lambda args, say: FakeModel())
-    monkeypatch.setattr(verb, "_slots", lambda model: None)
+    monkeypatch.setattr(verb, "_slots", lambda model, args: None)
     monkeypatch.setattr(verb, "_generator", generator)
     return asked
 

@@ -172,6 +172,7 @@ FEW_LAWS = [(0.0, 0, 1.0), (1.0, 3, 1.0), (0.7, 4, 0.9), (1.5, 4, 1.0)]
 ROWS_OF_A_FEW = 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy"), GOLDEN, ids=[name for name, _ in GOLDEN])
 def test_text_follows_the_target_with_every_trained_drafter(
     golden_target, golden_drafter, golden_folder, sorted_law, name, policy

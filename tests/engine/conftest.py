@@ -73,7 +73,7 @@ class ScriptedSlots:
     """The slots' interface over a script. Rounds bring 1 to 4 tokens, from up to 3 drafts.
 
     `script` overrides what is said to a prompt. While `gate` is clear no round happens. `failures` are raised by the
-    next rounds, `admission_failures` by the next admissions.
+    next rounds (None lets one pass), `admission_failures` by the next admissions.
     """
 
     max_batch: int = 2
@@ -131,8 +131,8 @@ class ScriptedSlots:
 
     def step(self):
         self.gate.wait(10)
-        if self.failures:
-            raise self.failures.pop(0)
+        if self.failures and (failure := self.failures.pop(0)) is not None:
+            raise failure
         self.largest_batch = max(self.largest_batch, len(self.requests))
         return [self._advance(request) for request in self.requests.values()]
 

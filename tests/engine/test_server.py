@@ -247,11 +247,9 @@ def test_a_failed_round_is_an_ordinary_500_while_nothing_was_sent(serve, client,
 def test_a_failure_in_the_middle_of_a_stream_is_sent_as_an_event(serve, client, make_slots, caplog):
     slots = make_slots()
     server = serve(slots)
+    slots.failures += [None, None, RuntimeError("out of memory")]
     with client.stream("POST", server.url + CHAT, json=chat_body(stream=True, max_tokens=150)) as response:
-        lines = response.iter_lines()
-        next(lines)
-        slots.failures.append(RuntimeError("out of memory"))
-        rest = [line for line in lines if line]
+        rest = [line for line in response.iter_lines() if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "internal_error"
 
 

@@ -23,8 +23,8 @@ def test_a_signal_is_noted_once_and_announced(number):
 def test_a_second_ctrl_c_stops_at_once():
     def twice():
         with Interrupt(lambda: None):
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         twice()

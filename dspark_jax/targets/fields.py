@@ -63,9 +63,10 @@ def rope_of(fields: Config, *, max_len: int | None) -> RopeSpec:
 
 def _yarn(fields: Config, max_len: int | None) -> YarnScaling:
     original = fields.get("original_max_position_embeddings") or max_len
-    if original is None or max_len is None:
+    factor = fields.get("factor")
+    if original is None or (not factor and max_len is None):
         raise ValueError("config.json: rope_type 'yarn' needs max_position_embeddings")
-    factor = fields.get("factor") or max_len / original
+    factor = factor or (max_len or original) / original
     return YarnScaling(
         factor=factor,
         original_max_len=original,

@@ -13,6 +13,7 @@ from dspark_jax.drafters.base import Proposal
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
 from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.nn.block import LayerSpec
+from dspark_jax.nn.cache import KVCache, write
 from dspark_jax.nn.layers import VocabularySpec
 from dspark_jax.ops.rope import RopeSpec
 from dspark_jax.ops.sampling import law_probs, sample
@@ -76,6 +77,31 @@ def oracle(target, *, block, shift):
         shift_KV=jnp.asarray(shifts if shift is None else np.full((block, vocab), shift), jnp.int32),
         confidence_KV=jnp.asarray(rng.random((block, vocab)), jnp.float32),
     )
+
+
+@struct.dataclass
+class Recorder:
+    """Drafts `token` all along and remembers, by position, which token it was told comes next."""
+
+    token: jax.Array
+
+    block_size = 2
+    tapped_layers = ()
+
+    def init_state(self, batch, span, dtype):
+        # The shape of a layer's keys: one head of one channel.
+        return KVCache(keys=(jnp.full((batch, 1, span, 1), -1.0),), values=())
+
+    def extend(self, state, vocabulary, features_BTE, next_tokens_BT, start_B, count_B):
+        """Only the tokens that are committed; -1 for the others."""
+        committed = jnp.arange(next_tokens_BT.shape[1]) < count_B[:, None]
+        told_BT = jnp.where(committed, next_tokens_BT, -1).astype(jnp.float32)
+        return KVCache(keys=(write(state.keys[0], told_BT[:, None, :, None], start_B),), values=())
+
+    def propose(self, vocabulary, state, anchor_B, start_B, law):
+        tokens_BK = jnp.broadcast_to(self.token, (anchor_B.shape[0], 2))
+        probs_BKV = jax.nn.one_hot(tokens_BK, vocabulary.embedding.shape[0])
+        return Proposal(tokens_BK=tokens_BK, probs_BKV=probs_BKV, confidence_BK=jnp.ones(tokens_BK.shape)), state
 
 
 def small_models(built, *, vocab, layers, block):
@@ -166,3 +192,8 @@ def is_greedy():
         )
 
     return check
+
+
+@pytest.fixture(scope="session")
+def recorder():
+    return Recorder(token=jnp.array(3))

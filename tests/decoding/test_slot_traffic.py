@@ -160,6 +160,24 @@ def test_a_replaced_drafter_changes_speed_and_not_text(small, warm, is_greedy, a
     assert compiled(warm) == compilations
 
 
+def test_a_drafter_is_told_every_committed_token_at_its_place(five, recorder):
+    """By a prefill of rows of different lengths, one too long for one pass, and by partly accepted rounds."""
+    slots = DecodeSlots(five[0], recorder, max_batch=4, max_len=600, elastic=False)
+    prompts = [np.random.default_rng(i).integers(0, 5, length).tolist() for i, length in enumerate((540, 40, 1, 7))]
+    laws = [Sampling(temperature=1.0, seed=seed) for seed in range(4)]
+    texts = dict(zip(slots.admit_many(prompts, laws), map(list, prompts), strict=True))
+    accepted = set()
+    for _ in range(9):
+        told = np.asarray(slots._state.draft.keys[0])[:, 0, :, 0]
+        for row, text in enumerate(texts.values()):
+            assert told[row, : len(text) - 1].tolist() == text[1:]
+            assert (told[row, len(text) - 1 :] == -1).all()
+        for out in slots.step():
+            texts[out.handle] += out.tokens
+            accepted.add(out.accepted)
+    assert accepted >= {0, 1}
+
+
 def test_growing_and_shrinking_keeps_every_text(five, is_greedy):
     target, drafter = five
     slots = DecodeSlots(target, drafter, max_batch=2, max_len=600)
@@ -177,7 +195,14 @@ def test_growing_and_shrinking_keeps_every_text(five, is_greedy):
     prompts = [np.random.default_rng(i).integers(0, 5, length).tolist() for i, length in enumerate((249, 3, 300))]
     long = slots.admit(prompts[0], GREEDY)
     texts = {long: []}
-    step(8)
+    # Rounds in flight count as fully accepted: the third may reach position 257.
+    flights = []
+    for _ in range(3):
+        flights.append(slots.start())
+        shapes.append(shape())
+    assert shapes == [(1, 256), (1, 256), (1, 512)]
+    texts[long] = [token for flight in flights for out in slots.finish(flight) for token in out.tokens]
+    step(6)
     short = slots.admit(prompts[1], GREEDY)
     texts[short] = []
     step(2)

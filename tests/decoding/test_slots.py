@@ -50,6 +50,17 @@ def test_admission_counts_slots_and_gives_fresh_handles(slots):
     assert slots.admit_many([], []) == []
 
 
+def test_requests_fill_the_holes_others_left_and_touch_nobody(small, slots, is_greedy):
+    prompts = [prompt_of(length, seed=7) for length in (3, 9, 4, 6, 2, 8, 5, 7)]
+    handles = slots.admit_many(prompts, [GREEDY] * 8)
+    for hole in (1, 4, 5):
+        slots.release(handles[hole])
+        prompts[hole] = prompt_of(11 + hole, seed=8)
+    for hole, handle in zip((1, 4, 5), slots.admit_many([prompts[h] for h in (1, 4, 5)], [GREEDY] * 3), strict=True):
+        handles[hole] = handle
+    assert is_greedy(small[0], prompts, run(slots, handles, 4))
+
+
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
@@ -132,10 +143,10 @@ def test_equal_requests_with_one_seed_say_the_same_and_with_two_do_not(slots):
 
 
 def test_a_request_fills_max_len_exactly(small, slots, is_greedy):
-    prompts = [prompt_of(length, seed=1) for length in (1, MAX_LEN - 1, MAX_LEN - 5, 20)]
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((1, 59, 59, 59, 58, 57, 56, 55, 20, 58))]
     jobs = [Job(prompt=tuple(prompt), sampling=GREEDY, max_new_tokens=1000) for prompt in prompts]
     done = {completion.job.prompt: completion for completion in generate(slots, jobs)}
     texts = [done[tuple(prompt)].tokens for prompt in prompts]
-    assert [len(prompt) + len(text) for prompt, text in zip(prompts, texts, strict=True)] == [MAX_LEN] * 4
+    assert [len(prompt) + len(text) for prompt, text in zip(prompts, texts, strict=True)] == [MAX_LEN] * 10
     assert {completion.finish for completion in done.values()} == {"length"}
     assert is_greedy(small[0], prompts, texts)

@@ -40,12 +40,13 @@ def test_attention_equals_a_loop(heads, kv_heads, scale):
 
 
 def test_narrow_inputs_have_their_softmax_in_float32():
-    q, k, v, mask = (jnp.asarray(x) for x in arrays(4, 2, keys=64))
-    narrow = [x.astype(jnp.bfloat16) for x in (q * 16, k, v)]
+    """Scores near 32, where bfloat16 steps by 1/8."""
+    q, k, v, mask = (jnp.asarray(x) for x in arrays(4, 2, keys=8))
+    narrow = [x.astype(jnp.bfloat16) for x in (q.at[..., 0].set(8), k.at[..., 0].set(8), v)]
     found = jitted(*narrow, mask, scale=0.5)
     assert found.dtype == jnp.bfloat16
     wide = [np.asarray(x, np.float32) for x in narrow]
-    np.testing.assert_allclose(found.astype(jnp.float32), slow(*wide, np.asarray(mask), 0.5), atol=0.02)
+    np.testing.assert_allclose(found.astype(jnp.float32), slow(*wide, np.asarray(mask), 0.5), atol=0.015)
 
 
 def test_a_query_that_may_look_nowhere_gets_finite_numbers():

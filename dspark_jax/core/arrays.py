@@ -7,10 +7,11 @@
 | S      | cached positions             | C      | head dimension                     |
 | A      | anchors                      | V      | vocabulary                         |
 | K      | draft block (gamma)          | R      | Markov rank                        |
-| N      | verified tokens, K + 1       | M      | tapped target layers               |
+| N      | verification tokens          | M      | tapped target layers               |
 | D      | model width                  | E      | tapped features, M * D             |
 | F      | feed-forward width           | L      | layers                             |
 
+N counts the tokens one pass verifies: K + 1 of a row, or those of all rows on one packed axis.
 `hidden_BTD` is a [batch, tokens, width] array. Annotations are checked by beartype in tests and erased in production.
 """
 
@@ -18,9 +19,9 @@ from typing import TypeVar, dataclass_transform
 
 import jax
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-__all__ = ["Array", "Bool", "DType", "Float", "Int", "Key", "Keys", "pytree"]
+__all__ = ["Array", "Bool", "DType", "Float", "Int", "Key", "Keys", "Shaped", "pytree"]
 
 Class = TypeVar("Class")
 

@@ -20,6 +20,13 @@ def row_bucket(rows: int, max_batch: int) -> int:
     return min(_power_of_two(rows), max_batch)
 
 
+def verify_sizes(rows: int, block: int) -> tuple[int, ...]:
+    """Token counts over all rows that a round may be compiled for: 1, 2, 3, 4, 6, 8, 12, ... tokens a row, up to
+    block + 1."""
+    widths = sorted({1 << n for n in range(block)} | {3 << n for n in range(block)} | {block + 1})
+    return tuple(rows * width for width in widths if width <= block + 1)
+
+
 def span_bucket(positions: int, largest: int) -> int:
     """Span of the state that holds `positions`: a power of two from 256 up, or `largest`."""
     return min(max(_power_of_two(positions), SMALLEST_SPAN), largest)

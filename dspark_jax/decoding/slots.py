@@ -6,42 +6,42 @@ pays for a full batch or a long context. `generate` and the server both drive th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.core.arrays import Array, DType
-from dspark_jax.decoding.buckets import (
-    insert,
-    prefill_chunks,
-    regroup,
-    request_keys,
-    row_bucket,
-    span_bucket,
-)
-from dspark_jax.decoding.round import DecodeState, RoundOutput, decode_round, init_state, prefill
-from dspark_jax.decoding.scheduler import FixedLength, Policy
+from dspark_jax.core.arrays import DType
+from dspark_jax.decoding.buckets import prefill_chunks, request_keys, row_bucket, span_bucket
+from dspark_jax.decoding.confidence import Estimator
+from dspark_jax.decoding.planner import Outlook, Planner
+from dspark_jax.decoding.profile import StepCurve
+from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.rejection import Rule
+from dspark_jax.decoding.round import DecodeState, RoundOutput
+from dspark_jax.decoding.scheduler import FixedLength, Guide, Policy
 from dspark_jax.drafters.base import Drafter
 from dspark_jax.ops.sampling import Draws, SamplingLaw
 from dspark_jax.targets.model import Target
 
 _PREFILL_GROUP = 32
-# XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
-# of its time on page faults.
-_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 _ROUNDS_BEFORE_SHRINKING = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The law one request asked for. Temperature 0 is greedy; top_k 0 and top_p 1 keep the whole vocabulary."""
+    """The law one request asked for. Temperature 0 is greedy; top_k 0 and top_p 1 keep the whole vocabulary.
+
+    `pinned`: all its drafts are verified whatever the load, so that its seed says the same alone and among others.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    pinned: bool = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.temperature < float("inf") and self.top_k >= 0 and 0 < self.top_p <= 1):
@@ -57,6 +57,8 @@ class SlotRound(NamedTuple):
     verified: int
     accepted: int
     confidence: tuple[float, ...]
+    evidence: tuple[tuple[float, ...], ...]
+    """What the confidence of each draft was estimated from."""
 
 
 @dataclass(eq=False)
@@ -65,15 +67,18 @@ class _Live:
     sampling: Sampling
     length: int
     """Tokens known to be committed."""
+    outlook: Outlook
     in_flight: int = 0
     """Rounds started and not finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flight:
-    """A round on its way: its output on the device, and who sat in which row when it started."""
+    """A round on its way: its output on the device, and who sat in which row of which shape when it started."""
 
     out: RoundOutput
+    span: int
+    held_rows: int
     rows: tuple[tuple[int, _Live], ...]
 
 
@@ -82,7 +87,7 @@ class DecodeSlots:
 
     A request may hold at most `max_len` tokens, prompt included. With `elastic` the state follows what is live;
     without, it has the full batch and span from the start, which offline work on an accelerator prefers: there a
-    compiled program costs more than the rows it saves.
+    compiled program costs more than the rows it saves. `curve` is what EarlyStop and TwoStep decide by.
     """
 
     def __init__(
@@ -93,6 +98,9 @@ class DecodeSlots:
         max_batch: int,
         max_len: int,
         policy: Policy | None = None,
+        curve: StepCurve | None = None,
+        estimator: Estimator | None = None,
+        rule: Rule = Rule.TOKEN,
         dtype: DType = jnp.float32,
         elastic: bool = True,
     ):
@@ -103,30 +111,11 @@ class DecodeSlots:
         self._rows: list[_Live | None] = []
         self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
+        self._guide: Guide | None = None
         self._handles = self._idle_rounds = 0
-        policy = FixedLength() if policy is None else policy
-        # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
-        self._target = target
-        self._weights, treedef = jax.tree.flatten((target, drafter))
-        # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
-        self._branch_free = all(device.platform != "cpu" for device in self._weights[0].devices())
-
-        def round_(weights: list[Array], state: DecodeState) -> tuple[DecodeState, RoundOutput]:
-            target, drafter = jax.tree.unflatten(treedef, weights)
-            return decode_round(target, drafter, policy, state)
-
-        def prefill_(weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array):
-            target, drafter = jax.tree.unflatten(treedef, weights)
-            return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
-
-        options = {} if self._branch_free else _CPU_OPTIONS
-        self._round = jax.jit(round_, donate_argnums=1, compiler_options=options)
-        self._prefill = jax.jit(prefill_, donate_argnums=1, compiler_options=options)
-        self._regroup = jax.jit(regroup, static_argnums=2)
-        self._insert = jax.jit(insert, donate_argnums=0)
-        self._empty = jax.jit(
-            lambda batch, span: init_state(target, drafter, batch, span, dtype), static_argnums=(0, 1)
-        )
+        self._planner = Planner(policy or FixedLength(), block=drafter.block_size, curve=curve, rule=rule)
+        self._estimator = estimator or Estimator.raw(drafter.block_size)
+        self._programs = Programs(target, drafter, dtype=dtype)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -169,13 +158,23 @@ class DecodeSlots:
         """
         if self.live:
             raise ValueError(f"slots: {len(self.live)} requests are live; release them before the drafter changes")
-        self._weights = jax.tree.leaves((self._target, drafter))
+        self._programs.replace_drafter(drafter)
+
+    @property
+    def estimator(self) -> Estimator:
+        """Where confidences come from. Another one that reads the same features compiles nothing again."""
+        return self._estimator
+
+    @estimator.setter
+    def estimator(self, estimator: Estimator) -> None:
+        self._estimator, self._guide = estimator, None
 
     def release(self, handle: int) -> None:
         """Free a request's slot. An unknown handle is an error."""
         if handle not in self._row_of:
             raise ValueError(f"slots: no live request has handle {handle}")
         self._rows[self._row_of.pop(handle)] = None
+        self._guide = None
 
     def step(self) -> list[SlotRound]:
         """One round for every live request."""
@@ -187,33 +186,42 @@ class DecodeSlots:
         Rounds may be started ahead of `finish`: the host then works while the device does. What is admitted or
         released in between takes part from the next `start` on.
         """
-        self._fit(len(self._row_of), self._positions())
+        span = self._fit(len(self._row_of), self._positions())
         riders = tuple((row, live) for row, live in enumerate(self._rows) if live)
         if not riders:
             raise ValueError("slots: there is no live request to run a round for")
         for _, live in riders:
             live.in_flight += 1
         assert self._state is not None
-        law = self._state.law
-        specialised = replace(self._state, law=replace(law, draws=self._draws(riders)))
-        state, out = self._round(self._weights, specialised)
-        self._state = replace(state, law=replace(state.law, draws=law.draws))
-        return Flight(out=out, rows=riders)
+        held_rows = len(self._rows)
+        plan = self._planner.plan(held_rows, span, [live.outlook for _, live in riders])
+        if self._guide is None:
+            self._guide = self._make_guide(held_rows, span)
+        self._state, out = self._programs.round(plan, self._state, self._guide, self._draws(riders))
+        return Flight(out=out, rows=riders, span=span, held_rows=held_rows)
 
     def finish(self, flight: Flight) -> list[SlotRound]:
         """What a started round gave the requests that are still live. Flights are finished in order."""
         out = jax.device_get(flight.out)
         tokens, counts, verified = out.tokens_BN.tolist(), out.count_B.tolist(), out.verified_B.tolist()
-        confidence = out.confidence_BK.tolist()
+        confidence, evidence = out.confidence_BK.tolist(), out.evidence_BKF.tolist()
         rounds = []
         for row, live in flight.rows:
             live.in_flight -= 1
             count = counts[row]
             live.length += count
             if live.handle in self._row_of:
-                committed = tuple(tokens[row][:count])
+                self._planner.learn(live.outlook, confidence[row], flight.held_rows, flight.span)
                 rounds.append(
-                    SlotRound(live.handle, committed, self.block_size, verified[row], count - 1, tuple(confidence[row]))
+                    SlotRound(
+                        handle=live.handle,
+                        tokens=tuple(tokens[row][:count]),
+                        proposed=len(confidence[row]),
+                        verified=verified[row],
+                        accepted=count - 1,
+                        confidence=tuple(confidence[row]),
+                        evidence=tuple(map(tuple, evidence[row])),
+                    )
                 )
         return rounds
 
@@ -227,6 +235,10 @@ class DecodeSlots:
             rows = row_bucket(rows, self.max_batch)
             handles = [self.admit([0, 0], Sampling()) for _ in range(rows)]
             self.step()
+            assert self._state is not None
+            guide = self._make_guide(rows, self._state.cache.keys[0].shape[2])
+            for plan, draws in product(self._planner.plans(rows), self._programs.usual_draws):
+                self._state, _ = self._programs.round(plan, self._state, guide, draws)
             for handle in handles:
                 self.release(handle)
             self._rows, self._state = [], None
@@ -234,8 +246,18 @@ class DecodeSlots:
                 return
             rows *= 2
 
+    def _make_guide(self, rows: int, span: int) -> Guide:
+        held = self._rows[:rows]
+        rates = self._planner.rates(rows, span)
+        return Guide(
+            estimator=self._estimator,
+            live_B=jnp.asarray([live is not None for live in held]),
+            pinned_B=jnp.asarray([live is not None and live.sampling.pinned for live in held]),
+            rates_N=None if rates is None else jnp.asarray(rates),
+        )
+
     def _draws(self, riders: tuple[tuple[int, _Live], ...]) -> Draws:
-        if not self._branch_free:
+        if not self._programs.branch_free:
             return Draws.ANY
         laws = [live.sampling for _, live in riders]
         if all(law.temperature == 0 for law in laws):
@@ -256,9 +278,15 @@ class DecodeSlots:
         free = [row for row, live in enumerate(self._rows) if live is None][: len(requests)]
         size = group.anchor_B.shape[0]
         rows_G = np.asarray(free + [len(self._rows)] * (size - len(free)), np.int32)
-        self._state = self._insert(self._state, group, rows_G)
+        self._state = self._programs.insert(self._state, group, rows_G)
+        self._guide = None
         for row, prompt, (_, sampling) in zip(free, prompts, requests, strict=True):
-            self._rows[row] = _Live(handle=self._handles, sampling=sampling, length=len(prompt))
+            self._rows[row] = _Live(
+                handle=self._handles,
+                sampling=sampling,
+                length=len(prompt),
+                outlook=Outlook(pinned=sampling.pinned),
+            )
             self._row_of[self._handles] = row
             self._handles += 1
         return list(range(self._handles - len(free), self._handles))
@@ -269,7 +297,7 @@ class DecodeSlots:
         padding = size - len(prompts)
         prompts = prompts + [np.zeros(1, np.int32)] * padding
         samplings = samplings + [Sampling()] * padding
-        state = self._empty(size, span)
+        state = self._programs.empty(size, span)
         lengths = [len(prompt) - 1 for prompt in prompts]
         for start_B, chunk in prefill_chunks(lengths, span):
             window_BN = np.zeros((size, chunk + 1), np.int32)
@@ -277,7 +305,7 @@ class DecodeSlots:
                 piece = prompt[start : start + chunk + 1]
                 window_BN[row, : len(piece)] = piece
             count_B = np.minimum(np.asarray(lengths, np.int32) - start_B, chunk)
-            state = self._prefill(self._weights, state, window_BN, start_B, count_B)
+            state = self._programs.prefill(state, window_BN, start_B, count_B)
         return replace(
             state,
             anchor_B=jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32),
@@ -299,7 +327,7 @@ class DecodeSlots:
         if not self._elastic:
             rows, span = self.max_batch, self._largest_span
         if self._state is None:
-            self._state = self._empty(rows, span)
+            self._state = self._programs.empty(rows, span)
             self._rows = [None for _ in range(rows)]
             return span
         held_rows, held_span = len(self._rows), self._state.cache.keys[0].shape[2]
@@ -310,8 +338,8 @@ class DecodeSlots:
         if (rows, span) != (held_rows, held_span):
             kept = [row for row, live in enumerate(self._rows) if live]
             picked = np.asarray(kept + [0] * (rows - len(kept)), np.int32)
-            self._state = self._regroup(self._state, picked, span)
+            self._state = self._programs.regroup(self._state, picked, span)
             self._rows = [self._rows[row] for row in kept] + [None] * (rows - len(kept))
             self._row_of = {live.handle: row for row, live in enumerate(self._rows) if live}
-            self._idle_rounds = 0
+            self._idle_rounds, self._guide = 0, None
         return span

@@ -18,8 +18,33 @@ class Proposal:
     tokens_BK: Int[Array, "B K"]
     probs_BKV: Float[Array, "B K V"]
     """The float32 law each token was sampled from."""
-    confidence_BK: Float[Array, "B K"]
-    """c_k = P(token k accepted | tokens before it accepted); known before token k is sampled. 1 without a head."""
+    logit_BK: Float[Array, "B K"]
+    """The confidence head's word on P(token k accepted | tokens before it accepted); CERTAIN without a head."""
+    top_BK2: Float[Array, "B K 2"]
+    """Log-probabilities, at temperature 1, of the drafter's two likeliest tokens. Like the logit, they are known before
+    token k is sampled: a length chosen by either stays lossless."""
+
+
+CERTAIN = 30.0
+"""A confidence logit whose sigmoid is 1 in float32."""
+
+
+def top_two(logits_BV: Float[Array, "B V"]) -> Float[Array, "B 2"]:
+    """The two largest log-probabilities of each row at temperature 1; -inf for a second that does not exist."""
+    first = jnp.argmax(logits_BV, axis=-1, keepdims=True)
+    others = jnp.where(jnp.arange(logits_BV.shape[-1]) == first, -jnp.inf, logits_BV)
+    best = jnp.stack([jnp.max(logits_BV, axis=-1), jnp.max(others, axis=-1)], axis=-1)
+    return best - jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
+
+
+def no_drafts(batch: int, vocab: int) -> Proposal:
+    """A proposal of nothing."""
+    return Proposal(
+        tokens_BK=jnp.zeros((batch, 0), jnp.int32),
+        probs_BKV=jnp.zeros((batch, 0, vocab)),
+        logit_BK=jnp.zeros((batch, 0)),
+        top_BK2=jnp.zeros((batch, 0, 2)),
+    )
 
 
 @runtime_checkable
@@ -62,8 +87,9 @@ class Drafter(Protocol):
         anchor_B: Int[Array, "B"],
         start_B: Int[Array, "B"],
         law: SamplingLaw,
+        drafts: int | None = None,
     ) -> tuple[Proposal, Any]:
-        """Draft the block_size tokens that follow the anchor."""
+        """Draft the `drafts` tokens that follow the anchor, block_size of them when None."""
         ...
 
 
@@ -90,10 +116,12 @@ class NoDrafter:
         return state
 
     def propose(
-        self, vocabulary: Vocabulary, state: tuple[()], anchor_B: Array, start_B: Array, law: SamplingLaw
+        self,
+        vocabulary: Vocabulary,
+        state: tuple[()],
+        anchor_B: Array,
+        start_B: Array,
+        law: SamplingLaw,
+        drafts: int | None = None,
     ) -> tuple[Proposal, tuple[()]]:
-        batch, vocab = anchor_B.shape[0], vocabulary.embedding.shape[0]
-        nothing = jnp.zeros((batch, 0), jnp.float32)
-        return Proposal(
-            tokens_BK=nothing.astype(jnp.int32), probs_BKV=jnp.zeros((batch, 0, vocab)), confidence_BK=nothing
-        ), state
+        return no_drafts(anchor_B.shape[0], vocabulary.embedding.shape[0]), state

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 from dspark_jax.core.arrays import Array, Bool, DType, Float, Int, pytree
-from dspark_jax.drafters.base import Proposal
+from dspark_jax.drafters.base import CERTAIN, Proposal, top_two
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary
@@ -87,32 +87,38 @@ class ChainDrafter(nnx.Module):
         anchor_B: Int[Array, "B"],
         start_B: Int[Array, "B"],
         law: SamplingLaw,
+        drafts: int | None = None,
     ) -> tuple[Proposal, ChainState]:
         """Draft K tokens; entries made of drafts pass through the cache as scratch from start_B on."""
+        links = self.block_size if drafts is None else drafts
 
-        def draw(hidden_BD: Array, offset: Array) -> tuple[Array, Array]:
+        def draw(hidden_BD: Array, offset: Array) -> tuple[Array, Array, Array]:
             logits_BV = vocabulary.logits(self.norm(hidden_BD))
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
             keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
-            return sample(probs_BV, keys_B, law.draws), probs_BV
+            return sample(probs_BV, keys_B, law.draws), probs_BV, top_two(logits_BV)
 
         def link(carry: tuple[KVCache, Array, Array], offset: Array):
             cache, hidden_BD, token_B = carry
             # The entry before the first draft is the last committed one, so this one sits at start + offset - 1.
             out_BTD, cache = self._cached(cache, vocabulary, hidden_BD[:, None], token_B[:, None], start_B + offset - 1)
             hidden_BD = out_BTD[:, 0].astype(hidden_BD.dtype)
-            token_B, probs_BV = draw(hidden_BD, offset)
-            return (cache, hidden_BD, token_B), (token_B, probs_BV)
+            drawn = draw(hidden_BD, offset)
+            return (cache, hidden_BD, drawn[0]), drawn
 
-        first_B, first_probs_BV = draw(state.hidden_BD, jnp.zeros((), jnp.int32))
-        carry = (state.cache, state.hidden_BD, first_B)
-        unroll = max(1, self.block_size - 1) if law.draws is not Draws.ANY else 1
-        (cache, _, _), (tokens, probs) = lax.scan(link, carry, jnp.arange(1, self.block_size), unroll=unroll)
-        tokens_BK = jnp.concatenate([first_B[:, None], tokens.swapaxes(0, 1)], axis=1)
+        first = draw(state.hidden_BD, jnp.zeros((), jnp.int32))
+        carry = (state.cache, state.hidden_BD, first[0])
+        unroll = max(1, links - 1) if law.draws is not Draws.ANY else 1
+        (cache, _, _), others = lax.scan(link, carry, jnp.arange(1, links), unroll=unroll)
+        tokens_BK, probs_BKV, top_BK2 = (
+            jnp.concatenate([one[:, None], more.swapaxes(0, 1)], axis=1)
+            for one, more in zip(first, others, strict=True)
+        )
         return Proposal(
             tokens_BK=tokens_BK,
-            probs_BKV=jnp.concatenate([first_probs_BV[:, None], probs.swapaxes(0, 1)], axis=1),
-            confidence_BK=jnp.ones(tokens_BK.shape, jnp.float32),
+            probs_BKV=probs_BKV,
+            logit_BK=jnp.full(tokens_BK.shape, CERTAIN, jnp.float32),
+            top_BK2=top_BK2,
         ), ChainState(cache=cache, hidden_BD=state.hidden_BD)
 
     def _cached(

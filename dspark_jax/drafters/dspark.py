@@ -15,7 +15,7 @@ from flax import nnx
 from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Float, Int
-from dspark_jax.drafters.base import Proposal
+from dspark_jax.drafters.base import CERTAIN, Proposal, top_two
 from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
@@ -139,15 +139,17 @@ class DSpark(nnx.Module):
         anchor_B: Int[Array, "B"],
         start_B: Int[Array, "B"],
         law: SamplingLaw,
+        drafts: int | None = None,
     ) -> tuple[Proposal, KVCache]:
-        """Draft K tokens: one backbone pass, then a scan of the Markov head over the slots."""
+        """Draft K tokens: one backbone pass over the whole block, then a scan of the Markov head over the slots."""
         hidden_BKD, state = self.cached_block(vocabulary, state, anchor_B, start_B)
+        hidden_BKD = hidden_BKD[:, :drafts]
         base_BKV = self.base_logits(vocabulary, hidden_BKD)
         carry = (anchor_B, self.markov_head.start(anchor_B.shape) if self.markov_head else None)
 
         def slot(
             carry: tuple[Array, Any], inputs: tuple[Array, Array, Array]
-        ) -> tuple[tuple[Array, Any], tuple[Array, Array, Array]]:
+        ) -> tuple[tuple[Array, Any], tuple[Array, ...]]:
             (previous_B, markov), (hidden_BD, logits_BV, offset) = carry, inputs
             embedded_BR = None
             if self.markov_head:
@@ -157,17 +159,18 @@ class DSpark(nnx.Module):
             probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
             keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
             token_B = sample(probs_BV, keys_B, law.draws)
-            confidence_B = jax.nn.sigmoid(self.confidence_logits(hidden_BD, embedded_BR))
-            return (token_B, markov), (token_B, probs_BV, confidence_B)
+            logit_B = self.confidence_logits(hidden_BD, embedded_BR)
+            return (token_B, markov), (token_B, probs_BV, logit_B, top_two(logits_BV))
 
-        slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(self.block_size))
+        slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(hidden_BKD.shape[1]))
         # Without branches inside, the few slots run faster unrolled: a loop costs an accelerator a stall a turn.
-        unroll = self.block_size if law.draws is not Draws.ANY else 1
-        _, (tokens, probs, confidence) = lax.scan(slot, carry, slots, unroll=unroll)
+        unroll = hidden_BKD.shape[1] if law.draws is not Draws.ANY else 1
+        _, (tokens, probs, logits, top) = lax.scan(slot, carry, slots, unroll=unroll)
         return Proposal(
             tokens_BK=tokens.swapaxes(0, 1),
             probs_BKV=probs.swapaxes(0, 1),
-            confidence_BK=confidence.swapaxes(0, 1),
+            logit_BK=logits.swapaxes(0, 1),
+            top_BK2=top.swapaxes(0, 1),
         ), state
 
     def cached_block(
@@ -245,9 +248,9 @@ class DSpark(nnx.Module):
     def confidence_logits(
         self, hidden: Float[Array, "*B D"], embedded: Float[Array, "*B R"] | None
     ) -> Float[Array, "*B"]:
-        """Logits of c_k; +inf (certainty) where the drafter has no confidence head."""
+        """Logits of c_k; CERTAIN where the drafter has no confidence head."""
         if self.confidence_head is None:
-            return jnp.full(hidden.shape[:-1], jnp.inf, jnp.float32)
+            return jnp.full(hidden.shape[:-1], CERTAIN, jnp.float32)
         if not self.config.confidence_with_markov:
             return self.confidence_head(hidden)
         assert embedded is not None

@@ -45,6 +45,16 @@ class SamplingLaw:
     """One PRNG key a row. Every draw folds in what it is for."""
     draws: Draws = struct.field(pytree_node=False, default=Draws.ANY)
 
+    def rows(self, picked_N: Int[Array, "N"]) -> "SamplingLaw":
+        """The laws of these rows, repeats allowed."""
+        return SamplingLaw(
+            temperature_B=self.temperature_B[picked_N],
+            top_k_B=self.top_k_B[picked_N],
+            top_p_B=self.top_p_B[picked_N],
+            keys_B=self.keys_B[picked_N],
+            draws=self.draws,
+        )
+
 
 def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Array, "B T V"]:
     """Temperature, then top-k, then top-p, as float32 probabilities; a one-hot argmax at temperature 0.

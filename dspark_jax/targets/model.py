@@ -11,6 +11,7 @@ from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.masks import causal_mask
+from dspark_jax.ops.packing import Packing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,30 +67,46 @@ class Target(nnx.Module):
             spec = self.spec.layers[index]
             return attention(q, k, v, masks[spec.window], scale=spec.attention_scale), None
 
-        hidden, features, _ = self._run(tokens_BT, start_B, taps, attend)
+        positions_BT = jnp.broadcast_to(jnp.arange(length), tokens_BT.shape)
+        hidden, features, _ = self._run(tokens_BT, positions_BT, taps, attend)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=None)
 
     def extend(
-        self, cache: KVCache, tokens_BT: Int[Array, "B T"], start_B: Int[Array, "B"], taps: tuple[int, ...]
+        self,
+        cache: KVCache,
+        tokens_BT: Int[Array, "B T"],
+        start_B: Int[Array, "B"],
+        taps: tuple[int, ...],
+        packing: Packing | None = None,
     ) -> TargetOutput:
-        """Tokens at positions start_B..start_B+T-1 of each row, after what the cache holds before start_B."""
+        """Tokens at positions start_B..start_B+T-1 of each row, after what the cache holds before start_B.
+
+        With a packing only the tokens on its axis are computed, and outputs are [1, N, ...]; rows are whole again
+        inside attention alone. What the cache then holds of the other tokens is scratch.
+        """
         shape = (tokens_BT.shape[1], cache.keys[0].shape[2])
         masks = {window: causal_mask(start_B, *shape, window) for window in self._windows()}
+        positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])
+        if packing is not None:
+            tokens_BT, positions_BT = packing.pack(tokens_BT)[None], packing.pack(positions_BT)[None]
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+            if packing is not None:
+                q = packing.unpack(q[0])
+                k, v = (packing.unpack(x[0].swapaxes(0, 1)).swapaxes(1, 2) for x in (k, v))
             keys, values = write(cache.keys[index], k, start_B), write(cache.values[index], v, start_B)
             spec = self.spec.layers[index]
-            return attention(q, keys, values, masks[spec.window], scale=spec.attention_scale), (keys, values)
+            mixed = attention(q, keys, values, masks[spec.window], scale=spec.attention_scale)
+            return mixed if packing is None else packing.pack(mixed)[None], (keys, values)
 
-        hidden, features, pairs = self._run(tokens_BT, start_B, taps, attend)
+        hidden, features, pairs = self._run(tokens_BT, positions_BT, taps, attend)
         keys, values = zip(*pairs, strict=True)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=KVCache(keys=keys, values=values))
 
     def _windows(self) -> set[int | None]:
         return {spec.window for spec in self.spec.layers}
 
-    def _run(self, tokens_BT, start_B, taps, attend):
-        positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])
+    def _run(self, tokens_BT, positions_BT, taps, attend):
         x_BTD = self.vocabulary.embed(tokens_BT)
         tapped, carries = {-1: x_BTD}, []
         for index, block in enumerate(self.layers):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx, struct
 from jax import lax
+from jax.scipy.special import logit
 
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots
-from dspark_jax.drafters.base import Proposal
+from dspark_jax.drafters.base import CERTAIN, Proposal
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
 from dspark_jax.drafters.heads import VanillaMarkov
 from dspark_jax.nn.block import LayerSpec
@@ -47,7 +48,7 @@ class Oracle:
         closeness = 2 * jnp.einsum("bte,ve->btv", features_BTE, embedding) - jnp.sum(embedding**2, axis=-1)
         return self.target.extend(state, jnp.argmax(closeness, axis=-1), start_B, ()).cache
 
-    def propose(self, vocabulary, state, anchor_B, start_B, law):
+    def propose(self, vocabulary, state, anchor_B, start_B, law, drafts=None):
         def slot(carry, inputs):
             cache, previous_B = carry
             offset, shift_V, confidence_V = inputs
@@ -59,10 +60,13 @@ class Oracle:
             token_B = sample(probs_BV, jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B))
             return (out.cache, token_B), (token_B, probs_BV, confidence_V[previous_B])
 
-        slots = (jnp.arange(self.block_size), self.shift_KV, self.confidence_KV)
+        slots = (jnp.arange(self.block_size)[:drafts], self.shift_KV[:drafts], self.confidence_KV[:drafts])
         (state, _), (tokens, probs, confidence) = lax.scan(slot, (state, anchor_B), slots)
         proposal = Proposal(
-            tokens_BK=tokens.swapaxes(0, 1), probs_BKV=probs.swapaxes(0, 1), confidence_BK=confidence.swapaxes(0, 1)
+            tokens_BK=tokens.swapaxes(0, 1),
+            probs_BKV=probs.swapaxes(0, 1),
+            logit_BK=logit(confidence.swapaxes(0, 1)),
+            top_BK2=jnp.zeros((*tokens.shape[::-1], 2)),
         )
         return proposal, state
 
@@ -98,10 +102,13 @@ class Recorder:
         told_BT = jnp.where(committed, next_tokens_BT, -1).astype(jnp.float32)
         return KVCache(keys=(write(state.keys[0], told_BT[:, None, :, None], start_B),), values=())
 
-    def propose(self, vocabulary, state, anchor_B, start_B, law):
-        tokens_BK = jnp.broadcast_to(self.token, (anchor_B.shape[0], 2))
+    def propose(self, vocabulary, state, anchor_B, start_B, law, drafts=None):
+        tokens_BK = jnp.broadcast_to(self.token, (anchor_B.shape[0], 2))[:, :drafts]
         probs_BKV = jax.nn.one_hot(tokens_BK, vocabulary.embedding.shape[0])
-        return Proposal(tokens_BK=tokens_BK, probs_BKV=probs_BKV, confidence_BK=jnp.ones(tokens_BK.shape)), state
+        certain = jnp.full(tokens_BK.shape, CERTAIN)
+        return Proposal(
+            tokens_BK=tokens_BK, probs_BKV=probs_BKV, logit_BK=certain, top_BK2=jnp.zeros((*tokens_BK.shape, 2))
+        ), state
 
 
 def small_models(built, *, vocab, layers, block):

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 from scipy.stats import chisquare
 
-from dspark_jax.decoding.round import decode_round, init_state, prefill
+from dspark_jax.decoding.round import RoundPlan, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import FixedLength, Threshold
 from dspark_jax.drafters.mtp import Mtp, MtpConfig
 from dspark_jax.ops.sampling import SamplingLaw
@@ -39,7 +39,9 @@ def rounds(target, drafter, policy, law, prompt_T, number):
     state = init_state(target, drafter, batch, length + number * (drafter.block_size + 1), jnp.float32)
     state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], zeros_B, zeros_B + length - 1)
     state = state.replace(anchor_B=tokens_BT[:, -1], position_B=jnp.full(batch, length - 1, jnp.int32), law=law)
-    return lax.scan(lambda state, _: decode_round(target, drafter, policy, state), state, length=number)[1]
+    return lax.scan(
+        lambda state, _: decode_round(target, drafter, RoundPlan(policy=policy), state), state, length=number
+    )[1]
 
 
 def mixed_law(laws, seed):

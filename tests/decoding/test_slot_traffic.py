@@ -71,7 +71,7 @@ def test_nothing_to_start_is_an_error(slots):
 
 
 def compiled(slots):
-    return slots._round._cache_size()
+    return slots._programs._round._cache_size()
 
 
 def test_random_traffic_keeps_every_invariant_and_compiles_no_round(small, slots, is_greedy, alone):
@@ -121,7 +121,7 @@ def test_random_traffic_keeps_every_invariant_and_compiles_no_round(small, slots
 
 def test_traffic_seen_before_compiles_nothing(slots):
     """Groups of 1 to 8, short and longer prompts, states that grow and shrink: the second time all shapes are known."""
-    programs = slots._round, slots._prefill, slots._insert, slots._regroup, slots._empty
+    programs = (*(getattr(slots._programs, name) for name in ("_round", "_prefill", "insert", "regroup", "empty")),)
     counts = []
     for seed in range(3):
         rng = np.random.default_rng(seed)

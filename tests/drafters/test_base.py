@@ -21,7 +21,7 @@ def test_no_drafter_is_a_drafter_without_parameters_that_proposes_nothing(vocabu
     )
     proposal, state = drafter.propose(vocabulary, (), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), law)
     assert state == ()
-    assert proposal.tokens_BK.shape == proposal.confidence_BK.shape == (2, 0)
+    assert proposal.tokens_BK.shape == proposal.logit_BK.shape == (2, 0)
     assert proposal.probs_BKV.shape == (2, 0, 20)
 
 

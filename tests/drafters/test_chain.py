@@ -106,7 +106,7 @@ def test_drafts_of_the_reference(eagle, lent, golden_folder):
     np.testing.assert_allclose(hidden_BD, reference["draft_hidden"][:, 0], atol=2e-4)
     np.testing.assert_array_equal(proposal.tokens_BK, reference["greedy_draft_tokens"])
     assert (np.asarray(proposal.probs_BKV).max(axis=-1) == 1).all()
-    assert (proposal.confidence_BK == 1).all()
+    assert (jax.nn.sigmoid(proposal.logit_BK) == 1).all()
 
 
 def mtp(built, layer, block):

@@ -69,7 +69,7 @@ def test_d_13_a_decoded_block_is_the_trained_one_and_its_draws_follow_the_traine
     previous = jnp.concatenate([anchor_B[:, None], proposal.tokens_BK[:, :-1]], axis=1)
     logits, confidence = drafter.head_logits(vocabulary, trained, previous)
     np.testing.assert_allclose(proposal.probs_BKV, law_probs(logits, law), atol=1e-5)
-    np.testing.assert_allclose(proposal.confidence_BK, jax.nn.sigmoid(confidence), atol=1e-5)
+    np.testing.assert_allclose(jax.nn.sigmoid(proposal.logit_BK), jax.nn.sigmoid(confidence), atol=1e-5)
     assert (confidence == jnp.inf).all() == (drafter.confidence_head is None)
     # The block's own entries are scratch: what was committed before the anchor is untouched.
     for row, start in enumerate(start_B[:LENGTH]):
@@ -143,7 +143,7 @@ def test_confidence_k_is_known_before_token_k_is_drawn(small, vocabulary):
     features_BTE = jnp.broadcast_to(jnp.asarray(RNG.normal(size=(1, LENGTH, 32)), jnp.float32), (ROWS, LENGTH, 32))
     anchor_B, start_B = jnp.full(ROWS, 5, jnp.int32), jnp.full(ROWS, 4, jnp.int32)
     _, proposal, _, _ = draft(small(), vocabulary, features_BTE, anchor_B, start_B, law_of(ROWS, 1.5))
-    tokens, confidence = np.asarray(proposal.tokens_BK), np.asarray(proposal.confidence_BK)
+    tokens, confidence = np.asarray(proposal.tokens_BK), np.asarray(jax.nn.sigmoid(proposal.logit_BK))
     assert len(np.unique(confidence[:, 0])) == 1
     for slot in (1, 2):
         values = {}

@@ -176,4 +176,4 @@ def test_d_01_every_slot_of_a_drafted_block_has_the_references_logits(drafter, v
     if drafter.confidence_head is not None:
         np.testing.assert_allclose(confidence, reference["confidence_logits"], atol=2e-4)
         expected = 1 / (1 + np.exp(-reference["confidence_logits"]))
-    np.testing.assert_allclose(proposal.confidence_BK, expected, atol=2e-4)
+    np.testing.assert_allclose(jax.nn.sigmoid(proposal.logit_BK), expected, atol=2e-4)

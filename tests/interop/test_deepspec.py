@@ -111,7 +111,7 @@ def test_one_step_equals_the_reference(golden):
     proposal = run(drafter, target.vocabulary)
     np.testing.assert_array_equal(proposal.tokens_BK, reference["greedy_draft_tokens"])
     confidence = jax.nn.sigmoid(reference["confidence_logits"]) if "confidence_logits" in reference else 1.0
-    np.testing.assert_allclose(proposal.confidence_BK, confidence, atol=2e-4)
+    np.testing.assert_allclose(jax.nn.sigmoid(proposal.logit_BK), confidence, atol=2e-4)
 
 
 def test_every_kind_comes_back_as_it_was(tmp_path, golden):

@@ -1,0 +1,66 @@
+"""The step curve: how long a round takes on this machine, by how much it verifies (SPS of section 3.3)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dspark_jax.decoding.buckets import verify_sizes
+
+
+class Shape(NamedTuple):
+    """What decides the time of a round: rows of the state and their span, tokens verified over all rows, drafts
+    made in each row (0: a round without drafting)."""
+
+    rows: int
+    span: int
+    tokens: int
+    drafts: int
+
+
+@dataclass(frozen=True)
+class StepCurve:
+    """Seconds of a round, drafting included, for every measured shape.
+
+    Between measured spans time is linear; beyond them, and between measured row counts, it is that of the nearest.
+    """
+
+    measured: Mapping[Shape, float]
+
+    def __post_init__(self) -> None:
+        if not self.measured:
+            raise ValueError("step curve: it has no measured rounds")
+        if not all(np.isfinite(seconds) and seconds > 0 for seconds in self.measured.values()):
+            raise ValueError("step curve: the seconds of a round must be positive numbers")
+
+    def seconds(self, rows: int, span: int, tokens: int, drafts: int) -> float:
+        """Seconds of a round of this shape."""
+        held = min({shape.rows for shape in self.measured}, key=lambda other: (abs(other - rows), -other))
+        tokens = round(tokens * held / rows)
+        spans = sorted({s.span for s in self.measured if s.rows == held})
+        return float(np.interp(span, spans, [self._at(held, other, tokens, drafts) for other in spans]))
+
+    def rates(self, rows: int, span: int, block: int) -> np.ndarray:
+        """Rounds per second that verify n = 0..rows*(block+1) tokens, a staircase over the compiled sizes."""
+        sizes = verify_sizes(rows, block)
+        seconds = [self.seconds(rows, span, size, block) for size in sizes]
+        tokens = np.arange(rows * (block + 1) + 1)
+        return (1 / np.asarray(seconds))[np.searchsorted(sizes, tokens)].astype(np.float32)
+
+    def _at(self, rows: int, span: int, tokens: int, drafts: int) -> float:
+        """Time never falls as more is verified; a size in between costs what the next measured one does."""
+        points = sorted(
+            (shape.tokens, seconds)
+            for shape, seconds in self.measured.items()
+            if (shape.rows, shape.span) == (rows, span) and (shape.drafts > 0) == (drafts > 0)
+        )
+        if not points:
+            kind = "with drafts" if drafts else "without drafts"
+            raise ValueError(f"step curve: no round {kind} was measured for {rows} rows of {span} positions")
+        worst = 0.0
+        for size, seconds in points:
+            worst = max(worst, seconds)
+            if size >= tokens:
+                return worst
+        return worst

@@ -1,0 +1,61 @@
+"""The compiled programs of a target and its drafter: jit and donation appear here and nowhere else in decoding."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from dspark_jax.core.arrays import Array, DType
+from dspark_jax.decoding.buckets import insert, regroup
+from dspark_jax.decoding.round import DecodeState, RoundOutput, RoundPlan, decode_round, init_state, prefill
+from dspark_jax.decoding.scheduler import Guide
+from dspark_jax.drafters.base import Drafter
+from dspark_jax.ops.sampling import Draws
+from dspark_jax.targets.model import Target
+
+# XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
+# of its time on page faults.
+_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+class Programs:
+    """Device functions over one set of weights. States are donated: the caller goes on with what it gets back."""
+
+    def __init__(self, target: Target, drafter: Drafter, *, dtype: DType):
+        self._target = target
+        # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
+        self._weights, treedef = jax.tree.flatten((target, drafter))
+        # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
+        self.branch_free = all(device.platform != "cpu" for device in self._weights[0].devices())
+        self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
+
+        def round_(weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
+            target, drafter = jax.tree.unflatten(treedef, weights)
+            return decode_round(target, drafter, plan, state, guide)
+
+        def prefill_(weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array):
+            target, drafter = jax.tree.unflatten(treedef, weights)
+            return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
+
+        options = {} if self.branch_free else _CPU_OPTIONS
+        self._round = jax.jit(round_, static_argnums=1, donate_argnums=2, compiler_options=options)
+        self._prefill = jax.jit(prefill_, donate_argnums=1, compiler_options=options)
+        self.regroup = jax.jit(regroup, static_argnums=2)
+        self.insert = jax.jit(insert, donate_argnums=0)
+        self.empty = jax.jit(lambda batch, span: init_state(target, drafter, batch, span, dtype), static_argnums=(0, 1))
+
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """Use other weights of a drafter built alike; nothing is compiled again."""
+        self._weights = jax.tree.leaves((self._target, drafter))
+
+    def round(
+        self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws = Draws.ANY
+    ) -> tuple[DecodeState, RoundOutput]:
+        """`decode_round`, specialised to what is known of the laws' draws."""
+        law = state.law
+        state, out = self._round(self._weights, plan, replace(state, law=replace(law, draws=draws)), guide)
+        return replace(state, law=replace(state.law, draws=law.draws)), out
+
+    def prefill(self, state: DecodeState, window_BN: np.ndarray, start_B: np.ndarray, count_B: np.ndarray):
+        """`round.prefill` of tokens and the tokens that follow them, as one window a row."""
+        return self._prefill(self._weights, state, window_BN, start_B, count_B)

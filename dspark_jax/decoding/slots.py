@@ -236,8 +236,9 @@ class DecodeSlots:
             handles = [self.admit([0, 0], Sampling()) for _ in range(rows)]
             self.step()
             assert self._state is not None
-            guide = self._make_guide(rows, self._state.cache.keys[0].shape[2])
-            for plan, draws in product(self._planner.plans(rows), self._programs.usual_draws):
+            held = len(self._rows)
+            guide = self._make_guide(held, self._state.cache.keys[0].shape[2])
+            for plan, draws in product(self._planner.plans(held), self._programs.usual_draws):
                 self._state, _ = self._programs.round(plan, self._state, guide, draws)
             for handle in handles:
                 self.release(handle)
@@ -247,12 +248,11 @@ class DecodeSlots:
             rows *= 2
 
     def _make_guide(self, rows: int, span: int) -> Guide:
-        held = self._rows[:rows]
         rates = self._planner.rates(rows, span)
         return Guide(
             estimator=self._estimator,
-            live_B=jnp.asarray([live is not None for live in held]),
-            pinned_B=jnp.asarray([live is not None and live.sampling.pinned for live in held]),
+            live_B=jnp.asarray([live is not None for live in self._rows]),
+            pinned_B=jnp.asarray([live is not None and live.sampling.pinned for live in self._rows]),
             rates_N=None if rates is None else jnp.asarray(rates),
         )
 

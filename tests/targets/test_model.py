@@ -1,5 +1,7 @@
 """The target against the reference implementation, and its cached pass against its causal one."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from flax import nnx
 
 from dspark_jax.nn.block import LayerSpec
 from dspark_jax.nn.layers import VocabularySpec
+from dspark_jax.ops.packing import packing
 from dspark_jax.ops.rope import RopeSpec
 from dspark_jax.targets.model import Target, TargetSpec
 
@@ -67,6 +70,27 @@ def test_passes_over_pieces_equal_one_pass_with_rows_at_different_positions(targ
         for row, at in enumerate(starts):
             for found, expected in ((out.hidden_BTD, encoded.hidden_BTD), (out.features_BTE, encoded.features_BTE)):
                 np.testing.assert_allclose(found[row], expected[row, at : at + 8], atol=1e-4)
+
+
+@pytest.mark.parametrize(("counts", "size"), [((3, 5), 8), ((3, 5), 13), ((0, 8), 8), ((8, 8), 16), ((0, 0), 2)])
+def test_d_33_packed_rows_compute_what_whole_ones_do(target, reference, counts, size):
+    """At, under and over the edge of a size; 8 tokens a row after 12 cached ones, some of which the window cuts."""
+    tokens, starts = jnp.asarray(reference["input_ids"])[:, :20], np.array([12, 12], np.int32)
+    cache = extend(target, target.init_cache(2, 24, jnp.float32), tokens[:, :12], np.zeros(2, np.int32)).cache
+    whole = extend(target, cache, tokens[:, 12:], starts)
+    packed, place = extend_packed(target, cache, tokens[:, 12:], starts, np.int32(counts), size)
+    for row, count in enumerate(counts):
+        entries = np.asarray(place.first_B)[row] + np.arange(count)
+        np.testing.assert_allclose(packed.hidden_BTD[0, entries], whole.hidden_BTD[row, :count], atol=1e-5)
+        np.testing.assert_allclose(packed.features_BTE[0, entries], whole.features_BTE[row, :count], atol=1e-5)
+        for found, expected in zip(jax.tree.leaves(packed.cache), jax.tree.leaves(whole.cache), strict=True):
+            np.testing.assert_allclose(found[row, :, : 12 + count], expected[row, :, : 12 + count], atol=1e-5)
+
+
+@partial(jax.jit, static_argnums=5)
+def extend_packed(target, cache, tokens, start, counts, size):
+    place = packing(counts, tokens.shape[1], size)
+    return target.extend(cache, tokens, start, TAPS, place), place
 
 
 def test_a_wrapped_checkpoint_is_the_bare_one(golden_target, golden_folder):

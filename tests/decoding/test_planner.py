@@ -1,0 +1,150 @@
+"""The host's choice of the next round, against every choice it had."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark_jax.decoding.buckets import verify_sizes
+from dspark_jax.decoding.planner import Outlook, Planner, two_step_plans
+from dspark_jax.decoding.profile import Shape, StepCurve
+from dspark_jax.decoding.rejection import Rule
+from dspark_jax.decoding.round import RoundPlan
+from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Threshold, TwoStep
+
+ROWS, BLOCK, SPAN = 4, 7, 256
+
+
+def curve(seconds, rows=ROWS):
+    plans = two_step_plans(rows, BLOCK, TwoStep(), Rule.TOKEN)
+    return StepCurve({Shape(rows, SPAN, size, plan.drafts): seconds(size, plan.drafts) for plan, size in plans})
+
+
+def planner(seconds, **policy):
+    return Planner(TwoStep(**policy), block=BLOCK, curve=curve(seconds))
+
+
+def told(*confidences):
+    """Requests whose last drafts had these confidences all along the block."""
+    return [Outlook(survival_K=np.cumprod(np.full(BLOCK, c)), gain=1.0) for c in confidences]
+
+
+def budget(plan):
+    """Tokens that a plan for ROWS rows verifies."""
+    return plan.sizes[0] if plan.sizes else ROWS * (plan.drafts + 1)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(0.05, 0.99), min_size=ROWS, max_size=ROWS), st.lists(st.integers(1, 40), min_size=6, max_size=6)
+)
+def test_the_budget_is_the_best_of_all_however_jagged_the_curve(confidences, steps):
+    times = dict(zip(verify_sizes(ROWS, BLOCK), np.cumsum(steps), strict=True))
+    requests = told(*confidences)
+    gains = np.sort(np.concatenate([request.survival_K for request in requests]))[::-1]
+    rates = {size: (ROWS + gains[: size - ROWS].sum()) / seconds for size, seconds in times.items()}
+    plan = planner(lambda size, _: float(times[size]), min_gain=0.0).plan(ROWS, SPAN, requests)
+    assert rates[budget(plan)] == pytest.approx(max(rates.values()), rel=1e-9)
+
+
+def test_where_verifying_is_free_all_is_verified_by_the_program_of_a_fixed_length():
+    """Below the knee scheduling costs nothing: nothing is ranked or packed."""
+    plan = planner(lambda size, drafts: 1.0 + (drafts > 0) * 0.1).plan(ROWS, SPAN, told(0.9, 0.9, 0.5, 0.9))
+    assert plan == RoundPlan(drafts=BLOCK) == Planner(FixedLength(), block=BLOCK).plan(ROWS, SPAN, [])
+
+
+def test_d_54_a_cost_added_to_every_drafting_round_makes_it_back_off_and_try_again():
+    slow = planner(lambda size, drafts: 1.0 + 10.0 * (drafts > 0), rest=3)
+    requests = told(0.8, 0.8, 0.8, 0.8)
+    drafts = [slow.plan(ROWS, SPAN, requests).drafts for _ in range(9)]
+    assert drafts == [0] * 9
+    requests = told(*[0.999] * ROWS)
+    quick = planner(lambda size, drafts: 1.0 + 2.0 * (drafts > 0), rest=3)
+    assert quick.plan(ROWS, SPAN, requests).drafts == BLOCK
+
+
+def test_a_request_whose_drafts_do_not_pay_rests_and_is_tried_again():
+    costly = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0) + size / 100, rest=4)
+    (request,) = told(0.9)
+    for _ in range(6):
+        costly.learn(request, [0.05] * BLOCK, ROWS, SPAN)
+    assert [costly.plan(ROWS, SPAN, [request]).drafts for _ in range(4)] == [0] * 4
+    assert request.resting == 0
+    costly.learn(request, [0.95] * BLOCK, ROWS, SPAN)
+    costly.learn(request, [0.95] * BLOCK, ROWS, SPAN)
+    assert costly.plan(ROWS, SPAN, [request]).drafts > 0
+
+
+def test_a_resting_request_leaves_the_budget_to_the_others():
+    even = planner(lambda size, drafts: 1.0 + size * 0.05)
+    requests = told(0.9, 0.9, 0.9, 0.9)
+    crowded = budget(even.plan(ROWS, SPAN, requests))
+    for request in requests[1:]:
+        request.resting = 5
+    assert ROWS < budget(even.plan(ROWS, SPAN, requests)) < crowded
+
+
+def test_what_a_larger_budget_promises_must_be_worth_it():
+    times = {4: 1.0, 8: 1.5, 12: 2.2, 16: 2.2, 24: 3.0, 32: 3.0}
+    requests = told(*[0.7] * ROWS)
+    eager, shy = (planner(lambda size, _: times[size], min_gain=g).plan(ROWS, SPAN, requests) for g in (0.0, 0.5))
+    assert budget(eager) > budget(shy) == ROWS
+
+
+def test_pinned_requests_have_all_their_drafts_verified_whatever_it_costs():
+    dear = planner(lambda size, drafts: float(size) ** 2 + drafts)
+    requests = told(0.1, 0.1, 0.1, 0.1)
+    requests[2].pinned = True
+    requests[2].resting = 3
+    for _ in range(3):
+        plan = dear.plan(ROWS, SPAN, requests)
+        assert plan.drafts == BLOCK
+        assert budget(plan) == 12
+    requests[0].pinned = True
+    assert budget(dear.plan(ROWS, SPAN, requests)) == 24
+
+
+def test_one_request_drafts_no_more_than_is_verified():
+    alone = Planner(TwoStep(), block=BLOCK, curve=curve(lambda size, _: 1 + size * 0.3, rows=1))
+    plan = alone.plan(1, SPAN, told(0.7))
+    assert plan.sizes == ()
+    assert 0 < plan.drafts < BLOCK
+
+
+def test_d_55_every_plan_counts_one_token_more_than_it_drafts():
+    for rows in (1, 2, 3, 8):
+        for plan, tokens in two_step_plans(rows, BLOCK, TwoStep(), Rule.TOKEN):
+            assert plan.sizes in ((), (tokens,))
+            assert rows <= tokens <= rows * (plan.drafts + 1)
+            assert plan.sizes or tokens == rows * (plan.drafts + 1)
+
+
+def test_confidences_of_a_shorter_block_are_continued_as_others_fall_off():
+    some = planner(lambda size, _: 1.0)
+    (request,) = told(0.5)
+    some.learn(request, [0.9, 0.8], ROWS, SPAN)
+    survival = request.survival_K
+    np.testing.assert_allclose(survival[:2], [0.9, 0.72])
+    assert survival.shape == (BLOCK,)
+    assert (np.diff(survival) < 0).all()
+    assert (survival > 0).all()
+    some.learn(request, [], ROWS, SPAN)
+    np.testing.assert_array_equal(request.survival_K, survival)
+
+
+def test_other_policies_need_one_plan_a_batch_size():
+    for policy in (Threshold(confidence=0.4), EarlyStop(), FixedLength(length=2)):
+        some = Planner(policy, block=BLOCK, curve=curve(lambda size, _: 1.0))
+        assert some.plans(ROWS) == (some.plan(ROWS, SPAN, told(0.1)),)
+    assert Planner(FixedLength(length=99), block=BLOCK).plans(1) == (RoundPlan(drafts=BLOCK),)
+
+
+def test_algorithm_1_is_told_the_staircase_of_the_measured_sizes():
+    rates = Planner(EarlyStop(), block=BLOCK, curve=curve(lambda size, _: float(size))).rates(ROWS, SPAN)
+    sizes = verify_sizes(ROWS, BLOCK)
+    assert len(rates) == sizes[-1] + 1
+    # The smallest drafting round is the one of sizes[1].
+    measured = [sizes[1], *sizes[1:]]
+    for tokens in range(1, sizes[-1] + 1):
+        edge = measured[next(i for i, size in enumerate(sizes) if size >= tokens)]
+        assert rates[tokens] == pytest.approx(1 / edge)

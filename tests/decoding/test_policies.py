@@ -1,0 +1,151 @@
+"""Whatever decides how much is verified, texts stay the same, work falls, and nothing compiles after the warm-up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dspark_jax.decoding.buckets import verify_sizes
+from dspark_jax.decoding.generate import Job, generate
+from dspark_jax.decoding.planner import two_step_plans
+from dspark_jax.decoding.profile import Shape, StepCurve
+from dspark_jax.decoding.rejection import Rule
+from dspark_jax.decoding.round import RoundPlan, decode_round, init_state
+from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Guide, Threshold, TwoStep
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.decoding.stats import DecodeStats
+
+BLOCK = 3
+
+
+def curve(seconds, *, rows=(1, 2, 4, 8), span=256):
+    """A step curve: seconds(tokens, drafts) at every shape."""
+    shapes = [
+        Shape(count, span, tokens, plan.drafts)
+        for count in rows
+        for plan, tokens in two_step_plans(count, BLOCK, TwoStep(), Rule.TOKEN)
+    ]
+    return StepCurve({shape: seconds(shape.tokens, shape.drafts) for shape in shapes})
+
+
+MILD = curve(lambda tokens, drafts: 8 + tokens / 4 + drafts / 4)
+POLICIES = {
+    "none": FixedLength(length=0),
+    "two": FixedLength(length=2),
+    "all": FixedLength(),
+    "threshold": Threshold(confidence=0.5),
+    "early stop": EarlyStop(),
+    "two-step": TwoStep(),
+}
+
+
+def slots_of(small, policy, rule=Rule.TOKEN, elastic=False):
+    return DecodeSlots(*small, max_batch=8, max_len=60, policy=policy, curve=MILD, rule=rule, elastic=elastic)
+
+
+def jobs():
+    rng = np.random.default_rng(3)
+    prompts = [tuple(rng.integers(0, 16, length).tolist()) for length in (1, 9, 4, 17, 2, 30, 3, 6, 11, 5)]
+    return [
+        Job(prompt=prompt, sampling=Sampling(), max_new_tokens=12 + 3 * i, tag=i) for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [*((name, Rule.TOKEN) for name in POLICIES), ("all", Rule.BLOCK), ("two-step", Rule.BLOCK)]
+)
+def test_greedy_text_is_the_targets_own(small, is_greedy, oracle_of, name, rule):
+    """With a drafter that is right half of the time."""
+    target, drafter = small[0], oracle_of(small[0], block=BLOCK, shift=None)
+    completions = list(generate(slots_of((target, drafter), POLICIES[name], rule), jobs()))
+    assert is_greedy(target, [c.job.prompt for c in completions], [c.tokens for c in completions])
+    stats = sum((c.stats for c in completions), DecodeStats())
+    if name == "none":
+        assert stats.proposed == stats.verified == 0
+    else:
+        assert 0 < stats.accepted < stats.verified <= stats.proposed
+    if name in ("threshold", "early stop", "two-step"):
+        assert stats.verified < stats.proposed
+
+
+def test_one_program_verifies_the_same_packed_and_whole(small):
+    """Bucket edges and beyond: lengths of 8 rows at random, some rows dead; thousands of draws."""
+    target, drafter = small
+    sizes = verify_sizes(8, BLOCK)
+    whole, packed = (RoundPlan(policy=Threshold(confidence=0.5), sizes=sizes) for sizes in ((), sizes))
+    guide = Guide.unguided(8, BLOCK).replace(live_B=jnp.arange(8) != 5)
+    state = init_state(target, drafter, 8, 64, jnp.float32)
+    state = state.replace(law=state.law.replace(temperature_B=jnp.linspace(0, 1.5, 8)))
+    step = jax.jit(decode_round, static_argnums=2)
+    totals = set()
+    for _ in range(12):
+        (state, one), (_, other) = (step(target, drafter, plan, state, guide) for plan in (packed, whole))
+        live = np.arange(8) != 5
+        for name in ("count_B", "verified_B"):
+            np.testing.assert_array_equal(getattr(one, name)[live], getattr(other, name)[live])
+        for row in np.flatnonzero(live):
+            count = int(one.count_B[row])
+            assert one.tokens_BN[row, :count].tolist() == other.tokens_BN[row, :count].tolist()
+        totals.add(int(np.sum(one.verified_B[live] + 1)))
+    assert len({np.searchsorted(sizes, total) for total in totals}) > 1
+
+
+@pytest.mark.parametrize("name", ["threshold", "early stop", "two-step"])
+def test_a_thousand_rounds_compile_nothing_after_the_warm_up(small, name):
+    slots = slots_of(small, POLICIES[name], elastic=name == "two-step")
+    slots.warm_up()
+    before, rng, verified = slots._programs._round._cache_size(), np.random.default_rng(0), set()
+    for _ in range(1000):
+        if slots.free and rng.random() < 0.4:
+            slots.admit(
+                [int(rng.integers(16))], Sampling(temperature=float(rng.choice([0, 1.0])), seed=int(rng.integers(99)))
+            )
+        live = len(slots.live)
+        outs = slots.step()
+        verified.add((live, sum(out.verified for out in outs)))
+        for handle in slots.live:
+            if rng.random() < 0.12:
+                slots.release(handle)
+    assert slots._programs._round._cache_size() == before
+    assert len(verified) > 5
+
+
+def test_d_29_less_is_verified_the_more_requests_there_are(small, oracle_of):
+    """Verification tokens of a request fall with load where each one costs."""
+    pair = small[0], oracle_of(small[0], block=BLOCK, shift=0)
+    knee = curve(lambda tokens, drafts: 10 + max(tokens, 8) * 2.0)
+    means = []
+    for requests in (1, 4, 8):
+        slots = DecodeSlots(*pair, max_batch=8, max_len=60, policy=TwoStep(), curve=knee, elastic=False)
+        slots.admit_many([[token] for token in range(requests)], [Sampling()] * requests)
+        outs = [out for _ in range(8) for out in slots.step()]
+        means.append(np.mean([out.verified for out in outs]))
+    assert means[0] > means[1] > means[2] > 0
+
+
+def test_a_pinned_request_says_the_same_alone_and_in_any_crowd(small, oracle_of, alone):
+    pair = small[0], oracle_of(small[0], block=BLOCK, shift=None)
+    law = Sampling(temperature=1.0, seed=5, pinned=True)
+    texts = []
+    for others in (0, 3, 7):
+        slots = slots_of(pair, TwoStep())
+        slots.admit_many(
+            [[token] for token in range(others)], [Sampling(temperature=1.0, seed=n) for n in range(others)]
+        )
+        handle, text, lengths = slots.admit([1, 2, 3], law), [], set()
+        while len(text) < 30:
+            for out in slots.step():
+                if out.handle == handle:
+                    text += out.tokens
+                    assert out.verified == BLOCK
+                else:
+                    lengths.add(out.verified)
+        assert others == 0 or min(lengths) < BLOCK
+        texts.append(text[:30])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_policy_that_needs_a_curve_says_so(small):
+    for policy in (EarlyStop(), TwoStep()):
+        with pytest.raises(ValueError, match="needs a step curve"):
+            DecodeSlots(*small, max_batch=1, max_len=60, policy=policy)

@@ -35,6 +35,18 @@ def load_config(directory: Path, target: TargetSpec | None = None) -> DrafterCon
     return _Opened(directory, target).config
 
 
+def check_drafter(directory: Path, target: TargetSpec) -> DrafterConfig:
+    """A directory's config, once all is known to be well that can be without either model's weights.
+
+    ValueError or OSError as `load_drafter` raises them: for a config that cannot be read or does not fit the target,
+    for a file that is missing, damaged, or lacks a tensor.
+    """
+    opened = _Opened(directory, target)
+    check_fit(opened.config, target)
+    opened.tensors()
+    return opened.config
+
+
 def load_drafter(
     directory: Path,
     dtype: jax.typing.DTypeLike = jnp.float32,

@@ -112,6 +112,8 @@ def _files(directory: Path) -> Iterable[Path]:
 
 
 def _open(file: Path):
+    if not file.is_file():
+        raise ValueError(f"{file} is no file: put the weights there")
     try:
         return safe_open(file, framework="numpy")
     except SafetensorError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from dspark_jax.cli._meter import Meter
-from dspark_jax.data.chat import BadRow, read_conversations, read_rows
+from dspark_jax.data.chat import BadRow, Row, parse_conversation, read_conversations, read_rows
 from dspark_jax.data.decontaminate import TestSets, strings_in
 from dspark_jax.data.generation import Answer, Generate, Request
 from dspark_jax.data.journal import Journal, write_whole
@@ -131,19 +131,29 @@ def _decontaminate(args: argparse.Namespace) -> int:
     tests = TestSets.read(args.tests)
     kept, dropped = [], []
     for row in read_rows(args.input):
-        if isinstance(row, BadRow):
-            dropped.append({"error": row.error, "text": row.text})
-            continue
-        shared = next((run for text in strings_in(row.value) if (run := tests.shared_run(text))), None)
-        if shared is None:
+        if (error := _unfit(row, tests)) is None:
             kept.append(row.text)
         else:
-            dropped.append({"error": f"{row.where}: shares {shared!r} with a test set", "text": row.text})
+            dropped.append({"error": error, "text": row.text})
     write_whole(args.out, "".join(text + "\n" for text in kept))
     rejected = _beside(args.out, "rejected")
     write_whole(rejected, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dropped))
     _say(f"{args.out}: {len(kept):,} rows kept; {len(dropped):,} dropped, with the reason in {rejected}.")
+    if dropped:
+        _say(f"The first of them: {dropped[0]['error']}")
     return 0
+
+
+def _unfit(row: Row | BadRow, tests: TestSets) -> str | None:
+    """Why a row may not be trained on: it is no conversation, or a test set holds part of it."""
+    if isinstance(row, BadRow):
+        return row.error
+    try:
+        parse_conversation(row.value)
+    except ValueError as error:
+        return f"{row.where}: {error}"
+    shared = next((run for text in strings_in(row.value) if (run := tests.shared_run(text))), None)
+    return None if shared is None else f"{row.where}: shares {shared!r} with a test set"
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """What every drafter offers the decode round, and the drafter that never drafts."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -91,6 +92,30 @@ class Drafter(Protocol):
     ) -> tuple[Proposal, Any]:
         """Draft the `drafts` tokens that follow the anchor, block_size of them when None."""
         ...
+
+
+def check_sizes(**sizes: int) -> None:
+    """ValueError naming the first of a drafter's sizes that is no whole number from 1 up."""
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"drafter: {name} must be a whole number of at least 1, not {size!r}")
+
+
+def check_step_decay(step_decay: float) -> None:
+    """ValueError unless later steps weigh something."""
+    if not 0.0 < step_decay < math.inf:
+        raise ValueError(f"drafter: step_decay must be above 0, not {step_decay}")
+
+
+def check_taps(tapped_layers: tuple[int, ...], num_target_layers: int) -> None:
+    """ValueError unless there are taps, each once and each of a layer that a drafter can tap."""
+    if not tapped_layers or len(set(tapped_layers)) < len(tapped_layers):
+        raise ValueError(f"drafter: tapped_layers must be one or more different layers, not {tapped_layers}")
+    if not all(-1 <= tap < num_target_layers - 1 for tap in tapped_layers):
+        raise ValueError(
+            f"drafter: tapped_layers {tapped_layers} must lie in -1..{num_target_layers - 2} "
+            f"for a target of {num_target_layers} layers (its last layer cannot be tapped)"
+        )
 
 
 @jax.tree_util.register_static

@@ -15,7 +15,7 @@ from flax import nnx
 from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Float, Int
-from dspark_jax.drafters.base import CERTAIN, Proposal, top_two
+from dspark_jax.drafters.base import CERTAIN, Proposal, check_sizes, check_taps, top_two
 from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
@@ -47,16 +47,14 @@ class DSparkConfig:
     reduced_vocabulary: bool = False
 
     def __post_init__(self) -> None:
-        if not all(-1 <= tap < self.num_target_layers - 1 for tap in self.tapped_layers):
-            raise ValueError(
-                f"drafter: tapped_layers {self.tapped_layers} must lie in -1..{self.num_target_layers - 2} "
-                f"for a target of {self.num_target_layers} layers (its last layer cannot be tapped)"
-            )
+        check_sizes(vocab_size=self.vocab_size, num_layers=self.num_layers, block_size=self.block_size)
+        if self.markov_head is not None:
+            check_sizes(markov_rank=self.markov_rank)
+        check_taps(self.tapped_layers, self.num_target_layers)
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
                 f"drafter: mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
             )
-
         if self.confidence and self.confidence_with_markov and self.markov_head is None:
             raise ValueError(
                 "drafter: confidence_with_markov needs a Markov head; set it false or give markov_rank >= 1"

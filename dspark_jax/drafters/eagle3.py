@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.core.arrays import Array, DType, Float
+from dspark_jax.drafters.base import check_sizes, check_step_decay, check_taps
 from dspark_jax.drafters.chain import ChainDrafter
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.layers import RMSNorm, kernel
@@ -26,11 +27,9 @@ class Eagle3Config:
     step_decay: float = 0.8
 
     def __post_init__(self) -> None:
-        if not all(-1 <= tap < self.num_target_layers - 1 for tap in self.tapped_layers):
-            raise ValueError(
-                f"drafter: tapped_layers {self.tapped_layers} must lie in -1..{self.num_target_layers - 2} "
-                f"for a target of {self.num_target_layers} layers (its last layer cannot be tapped)"
-            )
+        check_sizes(vocab_size=self.vocab_size, block_size=self.block_size)
+        check_taps(self.tapped_layers, self.num_target_layers)
+        check_step_decay(self.step_decay)
 
 
 class Eagle3(ChainDrafter):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.core.arrays import Array, DType, Float
+from dspark_jax.drafters.base import check_sizes, check_step_decay
 from dspark_jax.drafters.chain import ChainDrafter
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.layers import RMSNorm, kernel
@@ -24,6 +25,10 @@ class MtpConfig:
     num_target_layers: int
     block_size: int = 1
     step_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_sizes(vocab_size=self.vocab_size, block_size=self.block_size)
+        check_step_decay(self.step_decay)
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:

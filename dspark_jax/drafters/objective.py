@@ -1,5 +1,6 @@
 """The training objective of block drafters: labels, alignment with the target, and the chunked vocabulary loss."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -20,6 +21,15 @@ class LossWeights:
     l1: float = 0.9
     confidence: float = 1.0
     decay: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in ("ce", "l1", "confidence"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"drafter.loss.{name} is a weight of at least 0, not {getattr(self, name)}")
+        if self.ce == self.l1 == 0.0:
+            raise ValueError("drafter.loss.ce and drafter.loss.l1 are both 0: the drafter would learn nothing")
+        if not self.decay > 0.0:
+            raise ValueError(f"drafter.loss.decay must be above 0, not {self.decay}")
 
 
 def total_loss(terms: BlockTerms, weights: LossWeights) -> Float[Array, ""]:

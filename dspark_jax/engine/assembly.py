@@ -12,11 +12,12 @@ from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.scheduler import FixedLength, Policy, Threshold
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.dspark import DSparkConfig
 from dspark_jax.engine.engine import Engine
 from dspark_jax.engine.openai import Served
 from dspark_jax.interop import huggingface
-from dspark_jax.interop.drafters import load_drafter
+from dspark_jax.interop.deepspec_config import DrafterConfig
+from dspark_jax.interop.drafters import check_drafter, load_drafter
 from dspark_jax.interop.smollm2 import cache_root
 from dspark_jax.targets.model import Target
 
@@ -125,12 +126,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     """Loads what the flags name. Raises ValueError or OSError, each with a sentence for the user."""
+    draft = _drafter_directory(args.draft, args.target, say)
     directory = huggingface.resolve(args.target)
     spec = huggingface.read_spec(directory)
     max_len = min(spec.max_len, _USUAL_LEN) if args.max_len is None else args.max_len
     if max_len > spec.max_len:
         raise ValueError(f"--max-len {max_len} is more than the target's context of {spec.max_len} tokens")
-    draft = _drafter_directory(args.draft, args.target, say)
+    # All that can be wrong with the drafter is said before the target's weights are read.
+    draft_config = None if draft is None else check_drafter(draft, spec)
+    policy = _policy(args.confidence_threshold, draft_config)
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
     say(f"Loading the target from {directory} ({dtype}) ...")
@@ -149,7 +153,7 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         drafter=drafter,
         tokenizer=tokenizer,
         stop_ids=stop_ids,
-        policy=_policy(args.confidence_threshold, drafter),
+        policy=policy,
         max_batch=args.max_batch or (_CPU_BATCH if on_cpu else _ACCELERATOR_BATCH),
         max_len=max_len,
         dtype=dtype,
@@ -191,10 +195,10 @@ def _probability(text: str) -> float:
     return value
 
 
-def _policy(threshold: float | None, drafter: Drafter) -> Policy:
+def _policy(threshold: float | None, config: DrafterConfig | None) -> Policy:
     if threshold is None:
         return FixedLength()
-    if not (isinstance(drafter, DSpark) and drafter.config.confidence):
+    if not (isinstance(config, DSparkConfig) and config.confidence):
         raise ValueError("--confidence-threshold needs a drafter with a confidence head, and there is none")
     return Threshold(confidence=threshold)
 

@@ -179,18 +179,21 @@ def _prompts(value: object) -> list[object]:
         raise Refusal("prompt is missing: send a string or token ids.", param="prompt", code="missing_field")
     if isinstance(value, str):
         return [value]
-    prompts = array(value, "prompt")
+    if not isinstance(value, list):
+        raise wrong_type("prompt", "a string, an array of strings, or token ids", value)
+    prompts: list[object] = value
     if not prompts:
         raise Refusal("prompt is an empty array: send at least one token.", param="prompt", code="invalid_value")
     first = prompts[0]
     if isinstance(first, int):
         return [prompts]
     if not isinstance(first, str | list):
-        raise wrong_type("prompt", "a string, an array of strings, or token ids", value)
+        message = f"prompt is an array that holds {kind_of(first)}: send strings or token ids."
+        raise Refusal(message, param="prompt", code="invalid_type")
     if odd := next((other for other in prompts if type(other) is not type(first)), None):
         message = f"prompt mixes {kind_of(first)} with {kind_of(odd)}: send prompts of one kind."
         raise Refusal(message, param="prompt", code="invalid_type")
-    return list(prompts)
+    return prompts
 
 
 def _prompt_ids(prompt: object, served: Served, encoder: PromptEncoder) -> tuple[int, ...]:
@@ -205,7 +208,8 @@ def _prompt_ids(prompt: object, served: Served, encoder: PromptEncoder) -> tuple
 
 def _token_id(value: object, served: Served) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong_type("prompt", "an array of token ids", value)
+        message = f"prompt holds {kind_of(value)} among its token ids: send integers only."
+        raise Refusal(message, param="prompt", code="invalid_type")
     if not 0 <= value < served.vocab_size:
         message = f"prompt holds a token id that is not from 0 to {served.vocab_size - 1}."
         raise Refusal(message, param="prompt", code="invalid_value")

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from dspark_jax.engine.access import RequireKey
 from dspark_jax.engine.answer import Answer
-from dspark_jax.engine.connection import read_body, while_connected
+from dspark_jax.engine.connection import BodyTooBig, EarlyResponse, read_body, while_connected
 from dspark_jax.engine.engine import Engine, EngineState
 from dspark_jax.engine.errors import Refusal, internal
 from dspark_jax.engine.fields import Json, parse_object
@@ -109,7 +109,7 @@ async def _health(request: Request) -> Response:
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return _refusal(error)
+    return _refusal(error, EarlyResponse if isinstance(error, BodyTooBig) else Response)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -129,12 +129,12 @@ async def _broken(_request: Request, _error: Exception) -> Response:
     return _refusal(internal())
 
 
-def _refusal(refusal: Refusal) -> Response:
-    return _json(refusal.body(), status=refusal.status, headers=refusal.headers)
+def _refusal(refusal: Refusal, kind: type[Response] = Response) -> Response:
+    return kind(to_json(refusal.body()), refusal.status, refusal.headers, media_type="application/json")
 
 
-def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
+def _json(value: object, *, status: int = 200) -> Response:
+    return Response(to_json(value), status_code=status, media_type="application/json")
 
 
 async def _send_json(send: Send, value: object) -> None:

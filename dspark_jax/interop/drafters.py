@@ -22,7 +22,7 @@ from dspark_jax.interop.drafter_kinds import (
 from dspark_jax.interop.layouts import Checkpoint, layout_of
 from dspark_jax.interop.parameters import fill, placing
 from dspark_jax.interop.reduced_vocabulary import ReducedVocabulary
-from dspark_jax.interop.tensor_files import TensorFiles, TensorSource, read_json
+from dspark_jax.interop.tensor_files import TensorFiles, TensorSource, UnusableFile, read_json
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.targets.model import Target, TargetSpec
 
@@ -33,6 +33,18 @@ def load_config(directory: Path, target: TargetSpec | None = None) -> DrafterCon
     `target` is needed where the file does not say how many layers its target has.
     """
     return _Opened(directory, target).config
+
+
+def check_drafter(directory: Path, target: TargetSpec) -> DrafterConfig:
+    """A directory's config, once all is known to be well that can be without either model's weights.
+
+    ValueError or OSError as `load_drafter` raises them: for a config that cannot be read or does not fit the target,
+    for a file that is missing, damaged, or lacks a tensor.
+    """
+    opened = _Opened(directory, target)
+    check_fit(opened.config, target)
+    opened.tensors()
+    return opened.config
 
 
 def load_drafter(
@@ -79,6 +91,8 @@ class _Opened:
             self._layout = layout_of(self._fields)
             given = Checkpoint(fields=self._fields, target=target, has_tensor=lambda name: name in self._files.names)
             self.config = self._layout.config(given)
+        except UnusableFile:
+            raise
         except (ValueError, TypeError) as error:
             raise ValueError(f"{directory / 'config.json'}: {error}") from error
 

@@ -16,6 +16,10 @@ _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _INTEGERS = {"I64", "I32", "BOOL"}
 
 
+class UnusableFile(ValueError):
+    """A file that is damaged, or that holds what is not read; the message names it."""
+
+
 @runtime_checkable
 class TensorSource(Protocol):
     """Names, shapes and contents of tensors, wherever they come from; `where` says it in messages."""
@@ -33,7 +37,7 @@ class TensorSource(Protocol):
 class TensorFiles:
     """A checkpoint's tensors: one file, or the shards an index lists. One shard at a time is mapped into memory.
 
-    Errors name the file: FileNotFoundError when one is missing, ValueError when one is damaged or a tensor is
+    Errors name the file: FileNotFoundError when one is missing, UnusableFile when one is damaged or a tensor is
     quantised.
     """
 
@@ -75,7 +79,7 @@ class TensorFiles:
     def _read(self, name: str, supported: Collection[str]) -> Shaped[np.ndarray, "..."]:
         file, _, dtype = self._facts[name]
         if dtype not in supported:
-            raise ValueError(f"{file}: tensor {name} is {dtype}; supported are {', '.join(sorted(supported))}")
+            raise UnusableFile(f"{file}: tensor {name} is {dtype}; supported are {', '.join(sorted(supported))}")
         if self._mapped is None or self._mapped[0] != file:
             # The old shard goes first, so that two are never mapped.
             self._mapped = None
@@ -84,15 +88,15 @@ class TensorFiles:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """One JSON object; FileNotFoundError or ValueError with the file's name."""
+    """One JSON object; FileNotFoundError or UnusableFile with the file's name."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{file.parent} has no {file.name}: give a directory in Hugging Face layout") from None
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON ({error})") from None
+        raise UnusableFile(f"{file} is not valid JSON ({error})") from None
     if not isinstance(fields, Mapping):
-        raise ValueError(f"{file} holds a JSON {type(fields).__name__}; an object is needed")
+        raise UnusableFile(f"{file} holds a JSON {type(fields).__name__}; an object is needed")
     return dict(fields)
 
 
@@ -104,7 +108,7 @@ def _files(directory: Path) -> Iterable[Path]:
         return [directory / WEIGHTS]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, Mapping):
-        raise ValueError(f"{index} has no weight_map")
+        raise UnusableFile(f"{index} has no weight_map")
     files = [directory / name for name in sorted(set(weight_map.values()))]
     if missing := [file.name for file in files if not file.exists()]:
         raise FileNotFoundError(f"{directory}: the index lists {', '.join(missing)}, which is not there")
@@ -112,7 +116,9 @@ def _files(directory: Path) -> Iterable[Path]:
 
 
 def _open(file: Path):
+    if not file.is_file():
+        raise UnusableFile(f"{file} is no file: put the weights there")
     try:
         return safe_open(file, framework="numpy")
     except SafetensorError as error:
-        raise ValueError(f"{file} is damaged or incomplete ({error}): copy or download it again") from None
+        raise UnusableFile(f"{file} is damaged or incomplete ({error}): copy or download it again") from None

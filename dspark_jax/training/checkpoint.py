@@ -19,8 +19,9 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self):
-        if min(self.every, self.keep) < 1:
-            raise ValueError("checkpoint.every and checkpoint.keep must be at least 1")
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"checkpoint.{name} must be at least 1, not {getattr(self, name)}")
 
 
 class Restored(NamedTuple):

@@ -53,6 +53,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1 or none, not {self.steps}")
+        # What the shuffling of the data takes.
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must lie between 0 and {2**32 - 1}, not {self.seed}")
 
     @property
     def dtype(self) -> jnp.dtype:

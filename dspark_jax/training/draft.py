@@ -43,7 +43,7 @@ class DSparkShape:
     SHORT_PATHS: ClassVar[Mapping[str, str]] = {"markov_rank": "markov_head.rank"}
 
     def __post_init__(self):
-        _require_sizes(self)
+        _check(self)
         if self.markov_head is not None and self.markov_head.rank < 1:
             raise ValueError(f"drafter.markov_rank must be at least 1, not {self.markov_head.rank}")
 
@@ -63,7 +63,9 @@ class DFlashShape:
     decay: float = LossWeights.decay
 
     def __post_init__(self):
-        _require_sizes(self)
+        _check(self)
+        if not self.decay > 0.0:
+            raise ValueError(f"drafter.decay must be above 0, not {self.decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Eagle3Shape:
     ffw: int | None = None
 
     def __post_init__(self):
-        _require_sizes(self)
+        _check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,20 @@ class MtpShape:
     ffw: int | None = None
 
     def __post_init__(self):
-        _require_sizes(self)
+        _check(self)
 
 
-def _require_sizes(shape) -> None:
+def _check(shape) -> None:
+    """What can be said before the target is known."""
     for name in ("num_layers", "block_size", "ffw"):
         value = getattr(shape, name, None)
         if value is not None and value < 1:
             raise ValueError(f"drafter.{name} must be at least 1, not {value}")
+    taps = getattr(shape, "tapped_layers", None)
+    if taps is not None and (not taps or len(set(taps)) < len(taps)):
+        raise ValueError(f"drafter.tapped_layers must be one or more different layers, or none for five, not {taps}")
+    if not getattr(shape, "step_decay", 1.0) > 0.0:
+        raise ValueError(f"drafter.step_decay must be above 0, not {shape.step_decay}")
 
 
 DrafterShape = DSparkShape | DFlashShape | Eagle3Shape | MtpShape
@@ -118,7 +126,6 @@ def draft_config(shape: DrafterShape, target: TargetSpec) -> DrafterConfig:
         return MtpConfig(**facts, step_decay=shape.step_decay)
     facts["tapped_layers"] = spread_taps(len(target.layers)) if shape.tapped_layers is None else shape.tapped_layers
     if isinstance(shape, Eagle3Shape):
-        _refuse_taps(facts["tapped_layers"], len(target.layers))
         return Eagle3Config(**facts, step_decay=shape.step_decay)
     facts |= {"mask_token_id": shape.mask_token_id, "num_layers": shape.num_layers}
     if isinstance(shape, DFlashShape):
@@ -152,11 +159,3 @@ def spread_taps(layers: int) -> tuple[int, ...]:
     """Five layers evenly from layer 1 to the third last: 1, 9, 17, 25, 33 of 36; fewer in a shallow target."""
     first, last = min(1, layers - 2), max(layers - 3, 0)
     return tuple(sorted({round(first + (last - first) * i / (TAPS - 1)) for i in range(TAPS)}))
-
-
-def _refuse_taps(taps: tuple[int, ...], layers: int) -> None:
-    if not all(-1 <= tap < layers - 1 for tap in taps):
-        raise ValueError(
-            f"drafter: tapped_layers {taps} must lie in -1..{layers - 2} for a target of {layers} layers "
-            "(its last layer cannot be tapped)"
-        )

@@ -1,5 +1,6 @@
 """How good a drafter is: loss terms on held-out text, and accepted lengths of real speculative decoding."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,8 +33,11 @@ class EvaluationConfig:
     temperatures: tuple[float, ...] = (0.0, 1.0)
 
     def __post_init__(self):
-        if min(self.every, self.batches, self.prompts, self.new_tokens) < 1:
-            raise ValueError("evaluation.every, batches, prompts and new_tokens must be at least 1")
+        for name in ("every", "batches", "prompts", "new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"evaluation.{name} must be at least 1, not {getattr(self, name)}")
+        if not self.temperatures or not all(0.0 <= temperature < math.inf for temperature in self.temperatures):
+            raise ValueError(f"evaluation.temperatures are one or more numbers from 0 up, not {self.temperatures}")
 
 
 class Evaluator:

@@ -1,5 +1,6 @@
 """AdamW on fp32 masters under one learning-rate schedule."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -24,10 +25,16 @@ class OptimizerConfig:
     beta2: float = 0.999
 
     def __post_init__(self):
-        if not 0.0 <= self.warmup < 1.0:
-            raise ValueError(f"optimizer.warmup is a fraction of all steps in [0, 1), not {self.warmup}")
-        if not (self.learning_rate > 0 and self.clip > 0):
-            raise ValueError("optimizer.learning_rate and optimizer.clip must be above 0")
+        for name in ("learning_rate", "clip"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"optimizer.{name} must be above 0, not {getattr(self, name)}")
+        for name in ("warmup", "beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"optimizer.{name} must lie in [0, 1), not {getattr(self, name)}")
+        if not 0.0 <= self.final <= 1.0:
+            raise ValueError(f"optimizer.final is a fraction of the learning rate in [0, 1], not {self.final}")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ValueError(f"optimizer.weight_decay must be at least 0, not {self.weight_decay}")
 
 
 def warmup_cosine(config: OptimizerConfig, steps: int) -> optax.Schedule:

@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding
 from dspark_jax.core.mesh import make_mesh, sharding
 from dspark_jax.data.pipeline import Batch, PadTo, evaluation_batches, iterate, training_batches
 from dspark_jax.data.store import TokenStore, split
-from dspark_jax.interop.huggingface import load_target, resolve, stop_ids
+from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
 from dspark_jax.targets.model import Target
 from dspark_jax.training.config import TrainConfig
-from dspark_jax.training.draft import draft_config, new_drafter
+from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
 from dspark_jax.training.known_targets import shipped_target
@@ -51,9 +51,11 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     """
     mesh = _mesh(config)
     directory = find_target(config.target)
+    spec = read_spec(directory)
+    _refuse_long(config, spec.max_len)
+    drafter_config = draft_config(config.drafter, spec)
     target = load_target(directory, config.dtype, mesh=mesh, say=say)
     reader = Reader(target=target, directory=directory, stop_ids=stop_ids(directory))
-    _refuse_long(config, target.spec.max_len)
 
     sizes = {"length": config.sequence_length, "seed": config.seed}
     store = open_store(config.data, reader, run_dir / "tokens", say=say, **sizes)
@@ -69,7 +71,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     steps = config.steps or len(batches)
 
     optimizer = build_optimizer(config.optimizer, steps)
-    state = place(mesh, _initial(config, target, optimizer))
+    state = place(mesh, _initial(config, drafter_config, optimizer))
     objective = objective_of(config.drafter, anchors=config.anchors)
     step_config = StepConfig(objective=objective, dtype=config.dtype)
     step = jax.jit(
@@ -126,8 +128,7 @@ def _refuse_long(config: TrainConfig, longest: int) -> None:
         )
 
 
-def _initial(config: TrainConfig, target: Target, optimizer) -> TrainState:
-    drafter_config = draft_config(config.drafter, target.spec)
+def _initial(config: TrainConfig, drafter_config: DrafterConfig, optimizer) -> TrainState:
     # rbg: a threefry program for each shape would take longer to compile than a toy run to train.
     rngs = nnx.Rngs(params=jax.random.key(config.seed, impl="rbg"))
     drafter = new_drafter(drafter_config, rngs=rngs, dtype=jnp.float32)

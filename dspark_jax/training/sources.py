@@ -1,5 +1,6 @@
 """Where training tokens come from: chat files, or the target itself."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +29,11 @@ class ChatFiles:
     paths: tuple[str, ...]
     validation: float = 0.02
 
+    def __post_init__(self):
+        if not self.paths:
+            raise ValueError("data.paths names no file")
+        _require_share(self.validation)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelfSampled:
@@ -40,6 +46,20 @@ class SelfSampled:
     prompt_tokens: int = 6
     temperature: float = 1.0
     validation: float = 0.05
+
+    def __post_init__(self):
+        for name, least in (("sequences", 2), ("prompt_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"data.{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"data.temperature must be at least 0, not {self.temperature}")
+        _require_share(self.validation)
+
+
+def _require_share(validation: float) -> None:
+    # Something must be held out: a run is judged by it.
+    if not 0.0 < validation < 1.0:
+        raise ValueError(f"data.validation is a share above 0 and below 1, not {validation}")
 
 
 Source = ChatFiles | SelfSampled

@@ -120,6 +120,8 @@ def test_decontaminate_drops_what_a_test_file_holds_in_questions_or_answers(tmp_
         '{"turns": ["Fine  as it is"],  "id": 1}',
         json.dumps({"turns": [f"Count: {test.upper()}"]}),
         json.dumps({"messages": [{"role": "user", "content": "Count"}, {"role": "assistant", "content": test}]}),
+        '{"prompt": "no conversation"}',
+        '{"turns": ["One?"], "score": NaN}',
         "nonsense",
     ]
     source.write_text("\n".join(lines) + "\n")
@@ -128,7 +130,14 @@ def test_decontaminate_drops_what_a_test_file_holds_in_questions_or_answers(tmp_
     rejected = rows(tmp_path / "out.rejected.jsonl")
     assert [row["text"] for row in rejected] == lines[1:]
     assert "in.jsonl:2: shares 'one two three" in rejected[0]["error"]
-    assert "1 rows kept; 3 dropped" in capsys.readouterr().err
+    assert [row["error"].partition(": ")[2][:24] for row in rejected[2:]] == [
+        "the row has none of `mes",
+        "the line is not JSON (Na",
+        "the line is not JSON (Ex",
+    ]
+    said = capsys.readouterr().err
+    assert "1 rows kept; 5 dropped" in said
+    assert f"The first of them: {rejected[0]['error']}" in said
 
 
 def test_recipe_prints_json_that_reads_back(tmp_path, capsys):

@@ -1,12 +1,14 @@
 """Connections: bodies that are too big, and clients that go away."""
 
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from dspark_jax.engine import connection
 from dspark_jax.engine.connection import MAX_BODY
 
 CHAT = "/v1/chat/completions"
@@ -25,6 +27,26 @@ def test_a_body_that_is_too_big_is_refused_whether_announced_or_not(serve, clien
         response = client.post(server.url + CHAT, content=content)
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_all_of_a_body_before_it_reads_still_gets_the_refusal(serve, chunked):
+    size = 8 * MAX_BODY
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (size, bytes(size)) if chunked else bytes(size)
+    with opened(serve(), "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}") as sock:
+        sock.sendall(body)
+        assert read_refusal(sock)["code"] == "body_too_large"
+
+
+def test_a_client_that_asks_first_is_refused_before_it_sends(serve):
+    with opened(serve(), f"Content-Length: {MAX_BODY + 1}", "Expect: 100-continue") as sock:
+        assert read_refusal(sock)["code"] == "body_too_large"
+
+
+def test_a_body_without_an_end_is_not_read_for_ever(serve, monkeypatch):
+    monkeypatch.setattr(connection, "_MAX_WASTE", MAX_BODY)
+    with opened(serve(), f"Content-Length: {10**12}") as sock, pytest.raises(ConnectionError):
+        sock.sendall(bytes(32 * MAX_BODY))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -72,10 +94,24 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back(serve, client, make
     assert len(slots.admitted) == 1
 
 
+def opened(server, *headers):
+    """A connection that has sent the head of a request."""
+    sock = socket.create_connection(server.listener.getsockname(), timeout=20)
+    sock.sendall("\r\n".join([f"POST {CHAT} HTTP/1.1", "Host: x", *headers, "", ""]).encode())
+    return sock
+
+
+def read_refusal(sock):
+    """The error object of a 413, as soon as all of it is there."""
+    with sock.makefile("rb") as answer:
+        head = b"".join(iter(answer.readline, b"\r\n")).decode()
+        assert head.startswith("HTTP/1.1 413 ")
+        return json.loads(answer.read(int(re.search(r"content-length: (\d+)", head, re.IGNORECASE)[1])))["error"]
+
+
 def raw_request(server, body):
     """A request on a connection that the test can drop."""
     content = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-    connection = socket.create_connection(server.listener.getsockname())
-    connection.sendall(head + content)
-    return connection
+    sock = opened(server, f"Content-Length: {len(content)}")
+    sock.sendall(content)
+    return sock

@@ -1,5 +1,6 @@
 """`serve.py`: flags, refusals at start, and signals, the latter on a real process."""
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from dspark_jax.engine.launch import main, parse_arguments
+from dspark_jax.interop import huggingface
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,18 +86,40 @@ def test_a_directory_that_is_no_model_is_refused(refused, tmp_path):
     assert str(tmp_path) in refused("--port", "0", "--target", str(tmp_path))
 
 
-def test_a_drafter_of_another_target_is_refused_by_the_field(refused, tiny_target_dir, tiny_drafter_dir, tmp_path):
-    config = (tiny_drafter_dir / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace('"num_target_layers": 6', '"num_target_layers": 9'))
-    sentence = refused("--port", "0", "--target", str(tiny_target_dir), "--draft", str(tmp_path))
-    assert "num_target_layers" in sentence
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda draft: shutil.rmtree(draft), "no such directory"),
+        (lambda draft: (draft / "config.json").unlink(), "has no config.json"),
+        (lambda draft: (draft / "config.json").write_text("{"), "is not valid JSON"),
+        (lambda draft: edit(draft / "config.json", num_target_layers=9), "its num_target_layers is 9"),
+        (lambda draft: edit(draft / "config.json", block_size=0), "block_size 0"),
+        (lambda draft: (draft / "model.safetensors").unlink(), "neither model.safetensors"),
+        (lambda draft: (draft / "model.safetensors").write_bytes(b""), "model.safetensors is damaged"),
+    ],
+)
+def test_a_drafter_is_refused_by_what_is_wrong_before_the_target_is_loaded(
+    refused, tiny_target_dir, tiny_drafter_dir, tmp_path, monkeypatch, spoil, words
+):
+    monkeypatch.delattr(huggingface, "load_target")
+    draft = tmp_path / "draft"
+    shutil.copytree(tiny_drafter_dir, draft)
+    spoil(draft)
+    sentence = refused("--port", "0", "--target", str(tiny_target_dir), "--draft", str(draft))
+    assert words in sentence
+    assert sentence.count(str(draft)) <= 1
+
+
+def edit(file, **fields):
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def test_more_context_than_the_target_has_is_refused(refused, tiny_target_dir):
     assert "512" in refused("--port", "0", "--target", str(tiny_target_dir), "--max-len", "513")
 
 
-def test_a_threshold_without_a_confidence_head_is_refused(refused, tiny_target_dir):
+def test_a_threshold_without_a_confidence_head_is_refused(refused, tiny_target_dir, monkeypatch):
+    monkeypatch.delattr(huggingface, "load_target")
     sentence = refused(
         "--port", "0", "--target", str(tiny_target_dir), "--draft", "none", "--confidence-threshold", "0.5"
     )
@@ -166,6 +190,7 @@ def test_serves_then_ends_with_code_0_on_ctrl_c(process, cache, client):
 
 def test_a_signal_during_the_start_ends_with_code_0(process):
     server = process("--host", "0.0.0.0")
+    assert next(server.stdout).startswith("Loading the target"), "nothing is said before, by no library either"
     read_until(server, "Anyone who can reach 0.0.0.0 can use this server: --api-key")
     read_until(server, "Compiling")
     server.send_signal(signal.SIGTERM)

@@ -1,10 +1,15 @@
 """The official `openai` client against the server."""
 
+import re
+import textwrap
+from pathlib import Path
+
 import openai
 import pytest
 from openai import OpenAI
 
 from dspark_jax.decoding.slots import Sampling
+from dspark_jax.engine.assembly import DEFAULT_TARGET
 from dspark_jax.engine.errors import queue_full
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -38,6 +43,18 @@ def test_chat_streamed_and_not(serve, connect, scripted_text):
     assert chunks[-1].usage == whole.usage
     assert whole.usage.completion_tokens == 20
     assert whole.usage.completion_tokens_details.accepted_prediction_tokens > 0
+
+
+def test_the_example_in_the_readme_streams_an_answer(serve, capsys, scripted_text):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"( {4}from openai import OpenAI\n(?:(?: {4}.*)?\n)+)", readme)
+    assert f'"{DEFAULT_TARGET}"' in example
+    for ours, theirs in (("http://127.0.0.1:8000", serve().url), (DEFAULT_TARGET, "tiny/model")):
+        example = example.replace(ours, theirs)
+    names = {}
+    exec(textwrap.dedent(example), names)
+    names["client"].close()
+    assert len(capsys.readouterr().out) > 100
 
 
 def test_a_reply_can_be_sent_back_as_part_of_the_conversation(serve, connect):
@@ -104,11 +121,10 @@ def test_a_full_queue_is_a_rate_limit_error_and_is_retried(serve, connect, monke
 
 
 def test_a_failure_in_a_stream_reaches_the_reader(serve, connect, make_slots, caplog):
-    slots = make_slots()
+    slots = make_slots(failures=[None, RuntimeError("out of memory")])
     client = connect(serve(slots))
     stream = client.chat.completions.create(model="tiny/model", messages=MESSAGES, stream=True, max_tokens=150)
     next(iter(stream))
-    slots.failures.append(RuntimeError("out of memory"))
     with pytest.raises(openai.APIError) as failed:
         list(stream)
     assert "out of memory" not in failed.value.message

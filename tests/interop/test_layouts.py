@@ -1,6 +1,7 @@
 """Layouts told apart by their fields, and those that are only read: z-lab, SpecForge, DeepSeek-V4."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,12 @@ class TestSpecForge:
         with pytest.raises(ValueError, match=message) as caught:
             load_drafter(directory)
         assert str(directory / "config.json") in str(caught.value)
+
+    def test_damaged_weights_are_named_and_nothing_else(self, write):
+        file = write(HEADED, SHIFTED, without=("enable_confidence_head",)) / "model.safetensors"
+        file.write_bytes(b"")
+        with pytest.raises(ValueError, match=rf"^{re.escape(str(file))} is damaged"):
+            load_config(file.parent)
 
     def test_a_missing_field_is_named(self, write):
         with pytest.raises(ValueError, match="the field target_layer_ids is missing"):

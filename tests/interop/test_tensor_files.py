@@ -48,6 +48,12 @@ def test_a_cut_file_is_named(tmp_path):
             TensorFiles(tmp_path)
 
 
+def test_a_directory_where_weights_belong_is_named(tmp_path):
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(ValueError, match=r"model\.safetensors is no file"):
+        TensorFiles(tmp_path)
+
+
 def test_no_safetensors_at_all(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):

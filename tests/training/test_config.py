@@ -8,11 +8,15 @@ import jax.numpy as jnp
 import pytest
 
 from dspark_jax.drafters.heads import VanillaMarkov
+from dspark_jax.drafters.objective import LossWeights
 from dspark_jax.interop.huggingface import read_spec
+from dspark_jax.training import setup
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig, find_config
-from dspark_jax.training.draft import DSparkShape, draft_config, spread_taps
+from dspark_jax.training.draft import DFlashShape, DSparkShape, Eagle3Shape, MtpShape, draft_config, spread_taps
+from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.overrides import apply_overrides, flatten
 from dspark_jax.training.setup import find_target, prepare
+from dspark_jax.training.sources import ChatFiles
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -102,6 +106,49 @@ def test_sizes_below_one_are_refused_by_name_before_anything_is_loaded(small_con
     field = assignment.partition("=")[0]
     with pytest.raises(ValueError, match=rf"{re.escape(field)}.* must be at least 1"):
         apply_overrides(small_config, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        *("seed=-1", f"seed={2**32}"),
+        *("optimizer.learning_rate=0", "optimizer.learning_rate=-1e-3", "optimizer.clip=0", "optimizer.warmup=1"),
+        *("optimizer.beta1=1", "optimizer.beta2=2", "optimizer.beta2=-0.1", "optimizer.weight_decay=-1"),
+        *("optimizer.final=-0.1", "optimizer.final=1.5"),
+        *("evaluation.temperatures=", "evaluation.temperatures=0,-1"),
+        *("data.sequences=0", "data.prompt_tokens=0", "data.temperature=-1", "data.validation=0", "data.validation=1"),
+        *("drafter.tapped_layers=", "drafter.tapped_layers=0,0"),
+        *("drafter.loss.ce=-1", "drafter.loss.l1=-0.1", "drafter.loss.confidence=-1", "drafter.loss.decay=0"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_name(small_config, assignment):
+    field = assignment.partition("=")[0]
+    with pytest.raises(ValueError, match=re.escape(field)):
+        apply_overrides(small_config, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: ChatFiles(paths=()), "data.paths"),
+        (lambda: ChatFiles(paths=("a",), validation=0.0), "data.validation"),
+        (lambda: LossWeights(ce=0.0, l1=0.0), "drafter.loss.ce"),
+        (lambda: DFlashShape(mask_token_id=3, decay=0.0), "drafter.decay"),
+        (lambda: Eagle3Shape(step_decay=0.0), "drafter.step_decay"),
+        (lambda: Eagle3Shape(tapped_layers=()), "drafter.tapped_layers"),
+        (lambda: MtpShape(step_decay=-1.0), "drafter.step_decay"),
+        (lambda: OptimizerConfig(learning_rate=float("nan")), "optimizer.learning_rate"),
+    ],
+)
+def test_a_config_written_in_python_is_refused_alike(make, field):
+    with pytest.raises(ValueError, match=re.escape(field)):
+        make()
+
+
+def test_a_drafter_that_does_not_fit_is_refused_before_the_target_is_loaded(small_config, tmp_path, monkeypatch):
+    monkeypatch.delattr(setup, "load_target")
+    with pytest.raises(ValueError, match="last layer cannot be tapped"):
+        prepare(apply_overrides(small_config, ["drafter.tapped_layers=1"]), tmp_path, print)
 
 
 def test_lengths_past_the_target_are_refused(small_config, tmp_path):

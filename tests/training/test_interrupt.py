@@ -1,6 +1,5 @@
 """The first signal waits for the step, the second does not, and handlers come back."""
 
-import os
 import signal
 
 import pytest
@@ -13,7 +12,7 @@ def test_a_signal_is_noted_once_and_announced(number):
     before, announced = signal.getsignal(number), []
     with Interrupt(lambda: announced.append(True)) as interrupt:
         assert interrupt.signal is None
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert interrupt.signal is number
         assert signal.getsignal(number) is before
     assert announced == [True]

@@ -37,7 +37,7 @@ class Signaller(io.StringIO):
         written = super().write(said)
         if self._text and self._text in self.getvalue():
             self._text = ""
-            os.kill(os.getpid(), self._number)
+            signal.raise_signal(self._number)
         return written
 
 

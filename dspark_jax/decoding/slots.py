@@ -57,7 +57,7 @@ class SlotRound(NamedTuple):
     verified: int
     accepted: int
     confidence: tuple[float, ...]
-    evidence: tuple[tuple[float, ...], ...]
+    evidence: tuple[tuple[float, ...], ...] = ()
     """What the confidence of each draft was estimated from."""
 
 

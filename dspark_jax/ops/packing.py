@@ -33,7 +33,8 @@ def packing(count_B: Int[Array, "B"], width: int, size: int) -> Packing:
     to keep."""
     end_B = jnp.cumsum(count_B)
     first_B = end_B - count_B
-    row_N = jnp.searchsorted(end_B, jnp.arange(size), side="right", method="compare_all")
-    row_N = jnp.minimum(row_N, count_B.shape[0] - 1).astype(jnp.int32)
+    # An entry's row is the number of rows that ended before it.
+    row_N = jnp.cumsum(jnp.zeros(size, jnp.int32).at[end_B].add(1, mode="drop"))
+    row_N = jnp.minimum(row_N, count_B.shape[0] - 1)
     slot_N = jnp.minimum(jnp.arange(size) - first_B[row_N], width - 1).astype(jnp.int32)
     return Packing(row_N=row_N, slot_N=slot_N, first_B=first_B.astype(jnp.int32), width=width)

@@ -38,7 +38,19 @@ def test_shards_are_the_same_target(shards):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), load_target(shards), load_target(TINY)))
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the mappings of a process are read from /proc")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="the mappings of a process are read from /proc"
+)
+
+
+@needs_proc
+def test_a_loaded_target_has_left_the_files(shards):
+    target = load_target(shards)
+    assert str(shards) not in Path("/proc/self/maps").read_text()
+    assert target.vocabulary.embedding.size
+
+
+@needs_proc
 def test_one_shard_and_one_parameter_at_a_time(shards, monkeypatch):
     spec = read_spec(shards)
     table = FAMILIES["Qwen3ForCausalLM"].table(spec)
@@ -81,6 +93,8 @@ def check(load):
 target = check(lambda mesh: load_target(Path("tests/golden/targets/qwen3_tiny"), mesh=mesh))
 assert target.vocabulary.embedding[...].addressable_shards[0].data.shape == (160, 32)
 check(lambda mesh: load_drafter(Path("tests/golden/drafters/dspark_rnn_qwen3"), mesh=mesh))
+maps = Path("/proc/self/maps")
+assert not maps.exists() or ".safetensors" not in maps.read_text()
 """
 
 

@@ -114,7 +114,7 @@ def check(target, drafter, policy, sorted_law, laws=LAWS):
     ],
     ids=["perfect", "adversarial", "adversarial-threshold", "mixed-threshold"],
 )
-def test_text_follows_the_target_whatever_an_oracle_drafts(five, oracle_of, sorted_law, shift, policy):
+def test_d_17_text_follows_the_target_whatever_an_oracle_drafts(five, oracle_of, sorted_law, shift, policy):
     target, _ = five
     out = check(target, oracle_of(target, block=2, shift=shift), policy, sorted_law)
     accepted, verified = out.count_B - 1, out.verified_B
@@ -135,13 +135,15 @@ def test_text_follows_the_target_with_a_drafter_that_knows_nothing(five, sorted_
     assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
 
 
-def test_near_ties_are_told_apart(five, sorted_law):
-    """Logits that bfloat16 could not tell apart, in the target and in the drafter."""
+def test_d_16_near_ties_are_told_apart(five, sorted_law):
+    """Logits that bfloat16 could not tell apart, in the target and in the drafter, which itself is in bfloat16: what it
+    draws from and what it is judged by are the same float32 numbers."""
     target, drafter = (jax.tree.map(lambda leaf: leaf, model) for model in five)
     rng = np.random.default_rng(3)
     common = rng.normal(size=(16, 1)) * 6
     target.vocabulary.head[...] = jnp.asarray(common + rng.normal(size=(16, 5)) * 0.03, jnp.float32)
     drafter.markov_head.w2[...] = drafter.markov_head.w2[...] * 0.1
+    drafter = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), drafter)
     logits = np.asarray(logits_of(target, jnp.array([PROMPT])))[0, -1]
     steps = np.abs(np.diff(np.sort(logits)))
     assert (steps < np.abs(logits).max() / 256).any()

@@ -114,7 +114,7 @@ def test_one_step_equals_the_reference(golden):
     np.testing.assert_allclose(proposal.confidence_BK, confidence, atol=2e-4)
 
 
-def test_every_kind_comes_back_as_it_was(tmp_path, golden):
+def test_d_08_every_kind_comes_back_as_it_was(tmp_path, golden):
     """Tensors byte for byte (each is used, none is made up), fields of config.json equal."""
     directory, drafter, target = golden
     fields = json.loads((directory / "config.json").read_text())

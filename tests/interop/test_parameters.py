@@ -7,14 +7,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from dspark_jax.core.mesh import make_mesh
 from dspark_jax.interop.families import FAMILIES
 from dspark_jax.interop.huggingface import load_target, read_spec
-from dspark_jax.interop.parameters import fill
+from dspark_jax.interop.parameters import fill, placing
 from dspark_jax.interop.tensor_files import TensorFiles
+from dspark_jax.nn.layers import RMSNorm
 from dspark_jax.targets.model import Target
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +76,18 @@ def test_one_shard_and_one_parameter_at_a_time(shards, monkeypatch):
     assert len(before) == len(jax.tree.leaves(abstract))
     assert [len(files) for files in mapped] == [1] * len(mapped)
     assert len(set().union(*mapped)) == 3
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_placed_parameter_is_a_copy(spread):
+    """Aligned as XLA wants it, an array on the host's own device would otherwise be the file's pages."""
+    raw = np.zeros(320, np.uint8)
+    tensor = raw[-raw.ctypes.data % 64 :][:256].view(np.float32)
+    abstract = nnx.eval_shape(lambda: RMSNorm(64, "model", eps=1e-6, dtype=jnp.float32))
+    mesh = make_mesh(devices=jax.devices()[:1]) if spread else None
+    placed = placing(mesh, abstract)("scale", tensor)
+    tensor[:] = 1
+    assert (np.asarray(placed) == 0).all()
 
 
 ON_FOUR_DEVICES = """

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="NAME|DIR|HUB_ID",
-        help="the model that the drafter drafts for: its sizes are checked, and a DeepSpec file gets copies of its "
-        "embedding and LM head; needed where the input does not name it or its layers",
+        help="the model that the drafter drafts for: its sizes are checked, and DeepSpec files and Eagle3 "
+        "ones get copies of its embedding and LM head; needed where the input does not name it or its layers",
     )
 
 
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             verifier=verifier,
             verifier_architectures=architectures,
             target_config=target_fields or fields,
+            vocabulary=vocabulary,
         )
     kind = type(drafter).__name__
     print(f"{args.out}: the {kind} drafter of {args.input}, from {layout} to {args.to}", file=sys.stderr)

@@ -160,22 +160,26 @@ class ChainDrafter(nnx.Module):
         """
         batch, length = tokens_BT.shape
         causal = causal_mask(jnp.zeros(batch, jnp.int32), length, length, self.spec.window) & ~padding_BT[:, None]
-        hidden_BTD, outputs = self.fuse(features_BTE), []
         own_diagonal = jnp.broadcast_to(jnp.eye(length, dtype=bool), (batch, length, length))
-        keys, values = [], []
 
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            keys.append(k)
-            values.append(v)
-            mask = jnp.concatenate([causal] + [own_diagonal] * (len(keys) - 1), axis=-1)
-            all_keys, all_values = jnp.concatenate(keys, axis=2), jnp.concatenate(values, axis=2)
-            return attention(q, all_keys, all_values, mask, scale=self.spec.attention_scale), None
+        # The attention scores of all steps together are the bulk of the memory, so the backward pass makes them anew.
+        @jax.checkpoint
+        def link(embedded_BTD: Array, hidden_BTD: Array, positions_BT: Array, past: list[tuple[Array, Array]]):
+            mask = jnp.concatenate([causal] + [own_diagonal] * len(past), axis=-1)
 
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+                keys, values = (jnp.concatenate(parts, axis=2) for parts in zip(*past, (k, v), strict=True))
+                return attention(q, keys, values, mask, scale=self.spec.attention_scale), (k, v)
+
+            residual, attention_input = self.inputs(embedded_BTD, hidden_BTD)
+            return self.layer(residual, positions_BT, attend, attention_input=attention_input)
+
+        hidden_BTD, outputs, past = self.fuse(features_BTE), [], []
         for step in range(steps):
             shifted_BT = jnp.pad(tokens_BT[:, step + 1 :], ((0, 0), (0, step + 1)))
             positions_BT = jnp.broadcast_to(jnp.arange(length) + step, (batch, length))
-
-            residual, attention_input = self.inputs(vocabulary.embed(shifted_BT).astype(hidden_BTD.dtype), hidden_BTD)
-            hidden_BTD, _ = self.layer(residual, positions_BT, attend, attention_input=attention_input)
+            embedded_BTD = vocabulary.embed(shifted_BT).astype(hidden_BTD.dtype)
+            hidden_BTD, pair = link(embedded_BTD, hidden_BTD, positions_BT, past)
+            past = [*past, pair]
             outputs.append(self.norm(hidden_BTD))
         return jnp.stack(outputs)

@@ -51,7 +51,7 @@ def drafter_tensors(
 
 def write_drafter(directory: Path, fields: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
     """config.json and the tensors; the field `dtype` is that of the tensors."""
-    fields = {**fields, "dtype": tensors["norm.weight"].dtype.name}
+    fields = {**fields, "dtype": next(iter(tensors.values())).dtype.name}
     with whole_directory(directory) as partial:
         save_file(dict(tensors), partial / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(fields, indent=2, sort_keys=True) + "\n"

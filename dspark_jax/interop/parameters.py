@@ -30,7 +30,7 @@ def fill(
     files: TensorSource,
     *,
     elsewhere: Collection[str] = (),
-    place: Place = lambda _, tensor: jnp.asarray(tensor),
+    place: Place = lambda _, tensor: jnp.array(tensor),
 ) -> Module:
     """The module of an abstract one (`nnx.eval_shape`), each parameter read, cast and placed before the next.
 
@@ -50,14 +50,15 @@ def fill(
 def placing(mesh: Mesh | None, abstract: nnx.Module) -> Place:
     """Every parameter straight onto the device shards that its logical axes ask for; nothing of it stays behind.
 
-    Without a mesh, onto the default device.
+    Without a mesh, onto the default device. Both copy: a device of the host would go on reading the file otherwise.
     """
     if mesh is None:
-        return lambda _, tensor: jnp.asarray(tensor)
+        return lambda _, tensor: jnp.array(tensor)
     shardings = named_parameters(module_shardings(mesh, abstract))
 
     def place(path: str, tensor: np.ndarray) -> jax.Array:
-        return jax.block_until_ready(jax.device_put(tensor, shardings[path]))
+        parts = jax.make_array_from_callback(tensor.shape, shardings[path], lambda part: np.array(tensor[part]))
+        return jax.block_until_ready(parts)
 
     return place
 

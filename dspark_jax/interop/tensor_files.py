@@ -1,7 +1,9 @@
 """The safetensors files of one checkpoint directory, read tensor by tensor."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_INTEGERS = {"I64", "I32", "BOOL"}
+_INTEGERS = {"I64": np.int64, "I32": np.int32, "BOOL": np.bool_}
 
 
 class UnusableFile(ValueError):
@@ -34,40 +36,46 @@ class TensorSource(Protocol):
     def read(self, name: str) -> Shaped[np.ndarray, "..."]: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """Where a tensor lies in which file, and what it is."""
+
+    file: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class TensorFiles:
     """A checkpoint's tensors: one file, or the shards an index lists. One shard at a time is mapped into memory.
 
-    Errors name the file: FileNotFoundError when one is missing, UnusableFile when one is damaged or a tensor is
+    What is read is a view of that mapping, read-only: it costs nothing until it is copied, and holds the shard while it
+    lives. Errors name the file: FileNotFoundError when one is missing, UnusableFile when one is damaged or a tensor is
     quantised.
     """
 
     def __init__(self, directory: Path):
         self._directory = directory
-        self._facts: dict[str, tuple[Path, tuple[int, ...], str]] = {}
-        self._mapped: tuple[Path, Any] | None = None
-        for file in _files(directory):
-            handle = _open(file)
-            for name in handle.keys():  # noqa: SIM118 (a handle is no mapping)
-                tensor = handle.get_slice(name)
-                self._facts[name] = (file, tuple(tensor.get_shape()), tensor.get_dtype())
+        self._stored = {name: stored for file in _files(directory) for name, stored in _header(file).items()}
+        self._mapped: tuple[Path, np.ndarray] | None = None
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._facts)
+        return frozenset(self._stored)
 
     def where(self, name: str | None = None) -> str:
         """The file of a tensor, or the directory: for messages."""
-        return str(self._directory if name is None else self._facts[name][0])
+        return str(self._directory if name is None else self._stored[name].file)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._facts[name][1]
+        return self._stored[name].shape
 
     def is_float(self, name: str) -> bool:
-        return self._facts[name][2] in _FLOATS
+        return self._stored[name].dtype in _FLOATS
 
     def dtype(self, name: str) -> np.dtype:
         """Of a tensor of floating point numbers."""
-        return np.dtype(_FLOATS[self._facts[name][2]])
+        return np.dtype(_FLOATS[self._stored[name].dtype])
 
     def read(self, name: str) -> Shaped[np.ndarray, "..."]:
         return self._read(name, _FLOATS)
@@ -76,15 +84,19 @@ class TensorFiles:
         """An index or a mask."""
         return self._read(name, _INTEGERS)
 
-    def _read(self, name: str, supported: Collection[str]) -> Shaped[np.ndarray, "..."]:
-        file, _, dtype = self._facts[name]
-        if dtype not in supported:
-            raise UnusableFile(f"{file}: tensor {name} is {dtype}; supported are {', '.join(sorted(supported))}")
-        if self._mapped is None or self._mapped[0] != file:
+    def _read(self, name: str, supported: Mapping[str, Any]) -> Shaped[np.ndarray, "..."]:
+        stored = self._stored[name]
+        if stored.dtype not in supported:
+            raise UnusableFile(
+                f"{stored.file}: tensor {name} is {stored.dtype}; supported are {', '.join(sorted(supported))}"
+            )
+        if self._mapped is None or self._mapped[0] != stored.file:
             # The old shard goes first, so that two are never mapped.
             self._mapped = None
-            self._mapped = (file, _open(file))
-        return self._mapped[1].get_tensor(name)
+            self._mapped = (stored.file, np.asarray(np.memmap(stored.file, mode="r")))
+        dtype = np.dtype(supported[stored.dtype])
+        size = math.prod(stored.shape) * dtype.itemsize
+        return self._mapped[1][stored.offset : stored.offset + size].view(dtype).reshape(stored.shape)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -115,10 +127,24 @@ def _files(directory: Path) -> Iterable[Path]:
     return files
 
 
-def _open(file: Path):
+def _header(file: Path) -> dict[str, _Stored]:
+    """A file's tensors by name, once the library has found the file whole."""
     if not file.is_file():
         raise UnusableFile(f"{file} is no file: put the weights there")
     try:
-        return safe_open(file, framework="numpy")
+        safe_open(file, framework="numpy")
     except SafetensorError as error:
         raise UnusableFile(f"{file} is damaged or incomplete ({error}): copy or download it again") from None
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        fields = json.loads(stream.read(length))
+    fields.pop("__metadata__", None)
+    return {
+        name: _Stored(
+            file=file,
+            offset=8 + length + entry["data_offsets"][0],
+            shape=tuple(entry["shape"]),
+            dtype=entry["dtype"],
+        )
+        for name, entry in fields.items()
+    }

@@ -51,7 +51,9 @@ def estimate_activations(
         saved = drafter.num_layers * layer(drafter.layer, queries, length + queries)
         positions = min(_ANCHORS, anchors) * drafter.block_size
     else:
-        saved = sum(layer(drafter.layer, length, length * (step + 1)) for step in range(drafter.block_size))
+        # The last step at work, whose scores are the largest; of the others their hidden states, keys and values.
+        kept = 2 * (drafter.layer.d_model + drafter.layer.kv_heads * drafter.layer.head_dim) * length * size
+        saved = layer(drafter.layer, length, length * drafter.block_size) + (drafter.block_size - 1) * kept
         positions = min(_POSITIONS, length)
     return Activations(
         features=rows * length * (taps + 1) * target.d_model * size,

@@ -27,11 +27,12 @@ def tensors_of(directory):
     return {name: tensor.tobytes() for name, tensor in load_file(directory / "model.safetensors").items()}
 
 
-def test_to_speculators_and_back_is_the_identity(golden, convert, capsys):
-    source, target = golden / "drafters/dspark_vanilla_qwen3", golden / "targets/qwen3_tiny"
+@pytest.mark.parametrize("name", ["dspark_vanilla_qwen3", "eagle3_qwen3"])
+def test_to_speculators_and_back_is_the_identity(golden, convert, capsys, name):
+    source, target = golden / "drafters" / name, golden / "targets/qwen3_tiny"
     code, there = convert(source, "speculators", "--target", target)
     assert code == 0
-    assert "the DSpark drafter of" in capsys.readouterr().err
+    assert f"the {'Eagle3' if 'eagle3' in name else 'DSpark'} drafter of" in capsys.readouterr().err
     verifier = json.loads((there / "config.json").read_text())["speculators_config"]["verifier"]
     assert verifier == {"architectures": ["Qwen3ForCausalLM"], "name_or_path": str(target)}
 
@@ -40,6 +41,7 @@ def test_to_speculators_and_back_is_the_identity(golden, convert, capsys):
     assert tensors_of(back) == tensors_of(source)
     written, original = (json.loads((directory / "config.json").read_text()) for directory in (back, source))
     drafters_own = {"num_anchors", "transformers_version", "max_window_layers", "use_cache", "initializer_range"}
+    drafters_own |= {"target_model_name_or_path"}
     assert {f: v for f, v in original.items() if f not in drafters_own}.items() <= written.items()
 
 
@@ -71,7 +73,7 @@ def test_a_speculators_file_names_its_verifier_itself(golden, convert, tmp_path)
     [
         ("speculators/dspark_vanilla_qwen3", "deepspec", (), "num_target_layers is missing"),
         ("drafters/dspark_vanilla_qwen3", "speculators", (), "names its verifier: give --target"),
-        ("drafters/eagle3_qwen3", "speculators", ("qwen3",), "only DSpark and DFlash drafters"),
+        ("drafters/dspark_vanilla_gemma4", "speculators", ("gemma4",), "only drafters with Qwen3's layer"),
         ("speculators/dspark_vanilla_qwen3_v192", "deepspec", ("qwen3",), "reduced_vocabulary has no DeepSpec layout"),
         ("drafters/dspark_vanilla_gemma4", "deepspec", ("llama",), "embed_tokens.weight differs from the target's"),
         ("speculators/dspark_vanilla_qwen3_v192", "speculators", ("llama",), "lm_head.weight differs from the"),

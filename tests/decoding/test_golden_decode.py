@@ -69,7 +69,7 @@ def assert_rounds(slots, records):
         assert text[: len(expected) - start] == expected[start:]
 
 
-def test_d_02_rounds_of_the_reference(slots, records):
+def test_d_02_d_07_d_09_rounds_of_the_reference(slots, records):
     assert_rounds(slots, [record for record in records if not record.get("confidence_threshold")])
 
 
@@ -84,7 +84,7 @@ def test_rounds_of_the_reference_cut_by_confidence(target, drafter, records):
     assert_rounds(DecodeSlots(target, drafter, max_batch=1, max_len=MAX_LEN, policy=policy), chosen)
 
 
-def test_d_14_a_mixed_batch_says_what_the_target_says(target, slots, records):
+def test_d_14_d_63_a_mixed_batch_says_what_the_target_says(target, slots, records):
     """12 greedy requests through 4 rows, sampled ones among them: they join and leave at different times."""
     prompts = [tuple(record["output_ids"][: 1 + 3 * i]) for i in range(4) for record in records[:3]]
     sampled = [Sampling(temperature=1.0, top_k=20 * (seed % 2), seed=seed) for seed in range(3)]
@@ -116,7 +116,7 @@ def test_d_14_a_mixed_batch_says_what_the_target_says(target, slots, records):
     assert stats.accepted_length > 1.3
 
 
-def test_rolling_back_and_going_on_equals_a_fresh_prefill(slots, records):
+def test_d_23_rolling_back_and_going_on_equals_a_fresh_prefill(slots, records):
     """After partly accepted rounds the caches hold what a prefill of the committed tokens writes."""
     prompt, block = records[0]["prompt"], slots.block_size
     handle, text, accepted = slots.admit(prompt, GREEDY), list(prompt), []

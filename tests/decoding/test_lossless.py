@@ -46,7 +46,7 @@ def oracle_slots(small, oracle_of):
 
 
 @pytest.mark.parametrize("shift", [0, 1, None], ids=["perfect", "always-wrong", "mixed"])
-def test_an_oracles_drafts_change_nothing(small, oracle_slots, oracle_of, autoregressive, shift):
+def test_d_21_an_oracles_drafts_change_nothing(small, oracle_slots, oracle_of, autoregressive, shift):
     oracle_slots.replace_drafter(oracle_of(small[0], block=BLOCK, shift=shift))
     batched = list(generate(oracle_slots, jobs()))
     assert texts(batched) == autoregressive

@@ -148,7 +148,7 @@ def test_what_a_round_commits_follows_the_targets_law(policy, kind, rule):
         assert len(seen) > 1
 
 
-def test_looking_ahead_biases_the_law_and_our_policies_do_not():
+def test_d_19_looking_ahead_biases_the_law_and_our_policies_do_not():
     """Appendix A: verifying a draft because of what it turned out to be gives .85/.15 where the target says .7/.3."""
     laws = Laws(0)
     laws.target = [np.array([0.7, 0.3, 0]), np.tile([0.7, 0.3, 0], (3, 1)), np.tile([0.7, 0.3, 0], (3, 3, 1))]

@@ -11,11 +11,13 @@ from flax import nnx
 from jax import lax
 from scipy.stats import chisquare
 
+from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import RoundPlan, decode_round, init_state, prefill
-from dspark_jax.decoding.scheduler import FixedLength, Threshold
+from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Guide, Threshold, TwoStep
 from dspark_jax.drafters.mtp import Mtp, MtpConfig
 from dspark_jax.ops.sampling import SamplingLaw
 
+WHOLE = RoundPlan()
 PROMPT = (3, 1, 2)
 ROUNDS = 3
 ROWS_OF_A_LAW = 2560
@@ -28,10 +30,11 @@ LAWS = [
     (1.0, 0, 0.8),
     (1.5, 4, 0.8),
 ]
+ALL_ROWS = len(LAWS) * ROWS_OF_A_LAW
 
 
 @partial(jax.jit, static_argnums=(2, 5))
-def rounds(target, drafter, policy, law, prompt_T, number):
+def rounds(target, drafter, plan, law, prompt_T, number):
     """The outputs of so many rounds after the prompt in every row of `law`."""
     batch, length = law.temperature_B.shape[0], len(prompt_T)
     tokens_BT = jnp.broadcast_to(prompt_T, (batch, length))
@@ -39,9 +42,10 @@ def rounds(target, drafter, policy, law, prompt_T, number):
     state = init_state(target, drafter, batch, length + number * (drafter.block_size + 1), jnp.float32)
     state = prefill(target, drafter, state, tokens_BT[:, :-1], tokens_BT[:, 1:], zeros_B, zeros_B + length - 1)
     state = state.replace(anchor_B=tokens_BT[:, -1], position_B=jnp.full(batch, length - 1, jnp.int32), law=law)
-    return lax.scan(
-        lambda state, _: decode_round(target, drafter, RoundPlan(policy=policy), state), state, length=number
-    )[1]
+    # For Algorithm 1: a curve that falls fast enough for lengths to differ.
+    rates = 1 / (batch + jnp.arange(batch * (drafter.block_size + 1) + 1.0))
+    guide = Guide.unguided(batch, drafter.block_size).replace(rates_N=rates)
+    return lax.scan(lambda state, _: decode_round(target, drafter, plan, state, guide), state, length=number)[1]
 
 
 def mixed_law(laws, seed):
@@ -93,9 +97,9 @@ def assert_follows(counts, probs, name):
         assert chisquare(observed, expected).pvalue > 1e-5, name
 
 
-def check(target, drafter, policy, sorted_law, laws=LAWS):
+def check(target, drafter, plan, sorted_law, laws=LAWS):
     """The law of every request of a mixed batch; returns the outputs."""
-    out = jax.device_get(rounds(target, drafter, policy, mixed_law(laws, seed=1), jnp.array(PROMPT), ROUNDS))
+    out = jax.device_get(rounds(target, drafter, plan, mixed_law(laws, seed=1), jnp.array(PROMPT), ROUNDS))
     drawn = texts(out)
     for law in set(laws):
         rows = np.repeat([other == law for other in laws], ROWS_OF_A_LAW)
@@ -107,18 +111,20 @@ def check(target, drafter, policy, sorted_law, laws=LAWS):
 
 
 @pytest.mark.parametrize(
-    ("shift", "policy"),
+    ("shift", "plan"),
     [
-        (0, FixedLength()),
-        (1, FixedLength()),
-        (1, Threshold(confidence=0.5)),
-        (None, Threshold(confidence=0.5)),
+        (0, WHOLE),
+        (1, WHOLE),
+        (1, RoundPlan(policy=Threshold(confidence=0.5))),
+        (None, RoundPlan(policy=EarlyStop(fill=False), rule=Rule.BLOCK)),
+        (None, RoundPlan(policy=TwoStep(), sizes=(2 * ALL_ROWS,))),
     ],
-    ids=["perfect", "adversarial", "adversarial-threshold", "mixed-threshold"],
+    ids=["perfect", "adversarial", "adversarial-threshold", "mixed-early-stop-block", "mixed-two-step"],
 )
-def test_text_follows_the_target_whatever_an_oracle_drafts(five, oracle_of, sorted_law, shift, policy):
+def test_d_17_text_follows_the_target_whatever_an_oracle_drafts(five, oracle_of, sorted_law, shift, plan):
+    """TwoStep's and Algorithm 1's rows share a budget; the packed axis holds two tokens a row."""
     target, _ = five
-    out = check(target, oracle_of(target, block=2, shift=shift), policy, sorted_law)
+    out = check(target, oracle_of(target, block=2, shift=shift), plan, sorted_law)
     accepted, verified = out.count_B - 1, out.verified_B
     assert verified.sum() > 0
     if shift == 0:
@@ -127,27 +133,29 @@ def test_text_follows_the_target_whatever_an_oracle_drafts(five, oracle_of, sort
         assert 0 < accepted.sum() < verified.sum()
     if shift == 1:
         assert accepted[:, :ROWS_OF_A_LAW].sum() == 0
-    if isinstance(policy, Threshold):
+    if not isinstance(plan.policy, FixedLength):
         assert set(np.unique(verified)) == {0, 1, 2}
 
 
 def test_text_follows_the_target_with_a_drafter_that_knows_nothing(five, sorted_law):
     laws = [(1.0, 0, 1.0)] * 4 + [(0.7, 0, 0.8)] * 2 + [(1.5, 4, 1.0)] * 3
-    out = check(*five, FixedLength(), sorted_law, laws=laws)
+    out = check(*five, WHOLE, sorted_law, laws=laws)
     assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
 
 
-def test_near_ties_are_told_apart(five, sorted_law):
-    """Logits that bfloat16 could not tell apart, in the target and in the drafter."""
+def test_d_16_near_ties_are_told_apart(five, sorted_law):
+    """Logits that bfloat16 could not tell apart, in the target and in the drafter, which itself is in bfloat16: what it
+    draws from and what it is judged by are the same float32 numbers."""
     target, drafter = (jax.tree.map(lambda leaf: leaf, model) for model in five)
     rng = np.random.default_rng(3)
     common = rng.normal(size=(16, 1)) * 6
     target.vocabulary.head[...] = jnp.asarray(common + rng.normal(size=(16, 5)) * 0.03, jnp.float32)
     drafter.markov_head.w2[...] = drafter.markov_head.w2[...] * 0.1
+    drafter = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), drafter)
     logits = np.asarray(logits_of(target, jnp.array([PROMPT])))[0, -1]
     steps = np.abs(np.diff(np.sort(logits)))
     assert (steps < np.abs(logits).max() / 256).any()
-    out = check(target, drafter, FixedLength(), sorted_law, laws=[(0.3, 0, 1.0)] * len(LAWS))
+    out = check(target, drafter, WHOLE, sorted_law, laws=[(0.3, 0, 1.0)] * len(LAWS))
     assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
 
 
@@ -156,7 +164,7 @@ def test_text_follows_the_target_with_mtp(five, built, sorted_law, block):
     target, dspark = five
     config = MtpConfig(vocab_size=5, layer=dspark.config.layer, num_target_layers=1, block_size=block)
     drafter = built(lambda: Mtp(config, rngs=nnx.Rngs(0)), seed=6)
-    out = check(target, drafter, FixedLength(), sorted_law)
+    out = check(target, drafter, WHOLE, sorted_law)
     assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
 
 
@@ -190,7 +198,7 @@ def test_text_follows_the_target_with_every_trained_drafter(
         top_p_B=jnp.asarray(top_p, jnp.float32),
         keys_B=jax.random.split(jax.random.key(1), len(temperature)),
     )
-    out = jax.device_get(rounds(target, drafter, policy, laws, jnp.asarray(prompt), 2))
+    out = jax.device_get(rounds(target, drafter, RoundPlan(policy=policy), laws, jnp.asarray(prompt), 2))
     accepted, verified = out.count_B - 1, out.verified_B
     assert 0 < accepted.sum() < verified.sum()
     found = texts(out)[:, :2].reshape(len(FEW_LAWS), ROWS_OF_A_FEW, 2)

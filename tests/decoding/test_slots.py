@@ -95,7 +95,7 @@ def test_no_live_request_no_round(slots):
     assert slots.step() == []
 
 
-def test_prompts_of_every_length_in_one_group_and_alone(small, slots, is_greedy, alone):
+def test_d_26_prompts_of_every_length_in_one_group_and_alone(small, slots, is_greedy, alone):
     """1 and K + 1 tokens are among them, and lengths around the smallest prefill pass."""
     prompts = [prompt_of(length) for length in (1, 2, 3, 4, 5, 31, 32, 33, 34, 50)]
     texts = []

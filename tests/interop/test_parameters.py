@@ -7,14 +7,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
+from dspark_jax.core.mesh import make_mesh
 from dspark_jax.interop.families import FAMILIES
 from dspark_jax.interop.huggingface import load_target, read_spec
-from dspark_jax.interop.parameters import fill
+from dspark_jax.interop.parameters import fill, placing
 from dspark_jax.interop.tensor_files import TensorFiles
+from dspark_jax.nn.layers import RMSNorm
 from dspark_jax.targets.model import Target
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +41,19 @@ def test_shards_are_the_same_target(shards):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), load_target(shards), load_target(TINY)))
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the mappings of a process are read from /proc")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="the mappings of a process are read from /proc"
+)
+
+
+@needs_proc
+def test_a_loaded_target_has_left_the_files(shards):
+    target = load_target(shards)
+    assert str(shards) not in Path("/proc/self/maps").read_text()
+    assert target.vocabulary.embedding.size
+
+
+@needs_proc
 def test_one_shard_and_one_parameter_at_a_time(shards, monkeypatch):
     spec = read_spec(shards)
     table = FAMILIES["Qwen3ForCausalLM"].table(spec)
@@ -63,6 +78,18 @@ def test_one_shard_and_one_parameter_at_a_time(shards, monkeypatch):
     assert len(set().union(*mapped)) == 3
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_placed_parameter_is_a_copy(spread):
+    """Aligned as XLA wants it, an array on the host's own device would otherwise be the file's pages."""
+    raw = np.zeros(320, np.uint8)
+    tensor = raw[-raw.ctypes.data % 64 :][:256].view(np.float32)
+    abstract = nnx.eval_shape(lambda: RMSNorm(64, "model", eps=1e-6, dtype=jnp.float32))
+    mesh = make_mesh(devices=jax.devices()[:1]) if spread else None
+    placed = placing(mesh, abstract)("scale", tensor)
+    tensor[:] = 1
+    assert (np.asarray(placed) == 0).all()
+
+
 ON_FOUR_DEVICES = """
 import jax
 from pathlib import Path
@@ -81,6 +108,8 @@ def check(load):
 target = check(lambda mesh: load_target(Path("tests/golden/targets/qwen3_tiny"), mesh=mesh))
 assert target.vocabulary.embedding[...].addressable_shards[0].data.shape == (160, 32)
 check(lambda mesh: load_drafter(Path("tests/golden/drafters/dspark_rnn_qwen3"), mesh=mesh))
+maps = Path("/proc/self/maps")
+assert not maps.exists() or ".safetensors" not in maps.read_text()
 """
 
 

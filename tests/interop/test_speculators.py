@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.heads import GatedMarkov
+from dspark_jax.drafters.mtp import Mtp, MtpConfig
 from dspark_jax.interop.deepspec import save_drafter
 from dspark_jax.interop.drafters import load_config, load_drafter
 from dspark_jax.interop.huggingface import load_target
@@ -193,18 +194,85 @@ class TestWriting:
         save_speculators(tmp_path / "out", module, **VERIFIER)
         assert same(load_drafter(tmp_path / "out", target=target), module)
 
-    @pytest.mark.parametrize("name", ["eagle3_qwen3", "dspark_vanilla_gemma4"])
-    def test_what_the_package_has_no_model_for(self, tmp_path, name):
-        with pytest.raises(ValueError, match="only DSpark and DFlash drafters with Qwen3's layer can be written"):
-            save_speculators(tmp_path / "out", load_drafter(GOLDEN / "drafters" / name), **VERIFIER)
+    def test_what_the_package_has_no_model_for(self, tmp_path):
+        with pytest.raises(ValueError, match="only drafters with Qwen3's layer can be written"):
+            save_speculators(tmp_path / "out", load_drafter(GOLDEN / "drafters/dspark_vanilla_gemma4"), **VERIFIER)
         assert not (tmp_path / "out").exists()
+
+
+class TestChains:
+    """Eagle3 and MTP: written, read back, and what of the package's variants is refused."""
+
+    @pytest.fixture
+    def eagle3(self, tmp_path, target):
+        module = load_drafter(GOLDEN / "drafters/eagle3_qwen3", target=target)
+        save_speculators(tmp_path / "eagle3", module, vocabulary=target.vocabulary, **VERIFIER)
+        return tmp_path / "eagle3", module
+
+    @pytest.fixture
+    def mtp(self, tmp_path, eagle3):
+        config = MtpConfig(vocab_size=320, layer=eagle3[1].config.layer, num_target_layers=6)
+        module = Mtp(config, rngs=nnx.Rngs(0))
+        save_speculators(tmp_path / "mtp", module, **VERIFIER)
+        return tmp_path / "mtp", module
+
+    def test_eagle3_comes_back(self, eagle3, target):
+        directory, module = eagle3
+        again = load_drafter(directory, target=target)
+        assert again.config == module.config
+        assert same(again, module)
+        fields = json.loads((directory / "config.json").read_text())
+        assert fields["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3, 4, 5]
+        assert {"embed_tokens.weight", "lm_head.weight"} < load_file(directory / "model.safetensors").keys()
+
+    def test_mtp_comes_back_and_says_how_many_layers_its_target_has(self, mtp):
+        directory, module = mtp
+        again = load_drafter(directory)
+        assert again.config == module.config
+        assert same(again, module)
+        assert all(name.startswith("mtp_layers.0.") for name in load_file(directory / "model.safetensors"))
+
+    def test_eagle3_needs_the_target(self, tmp_path, eagle3):
+        with pytest.raises(ValueError, match="holds the target's embedding and LM head: give the target"):
+            save_speculators(tmp_path / "out", eagle3[1], **VERIFIER)
+
+    def test_mtp_of_several_tokens_is_not_written(self, tmp_path, mtp):
+        module = Mtp(replace(mtp[1].config, block_size=2), rngs=nnx.Rngs(0))
+        with pytest.raises(ValueError, match="MTP drafter of 2 tokens cannot be written, only of 1"):
+            save_speculators(tmp_path / "out", module, **VERIFIER)
+
+    @pytest.mark.parametrize(
+        ("fields", "nested", "message"),
+        [
+            ({"norm_before_residual": True}, {}, "norm_before_residual True is not supported; supported: False"),
+            ({"draft_vocab_size": 192}, {}, "draft_vocab_size 192 is not supported; supported: 320"),
+            ({}, {"num_hidden_layers": 2}, "transformer_layer_config.num_hidden_layers 2 is not supported"),
+            ({"eagle_aux_hidden_state_layer_ids": "absent"}, {}, "eagle_aux_hidden_state_layer_ids is missing"),
+        ],
+    )
+    def test_another_eagle3_is_refused_by_name(self, eagle3, copy, target, fields, nested, message):
+        with pytest.raises(ValueError, match=message):
+            load_drafter(copy(eagle3[0], nested, **fields), target=target)
+
+    def test_another_mtp_is_refused_by_name(self, mtp, copy):
+        proposal = json.loads((mtp[0] / "config.json").read_text())["speculators_config"]
+        proposal["proposal_methods"][0]["speculative_tokens"] = 3
+        with pytest.raises(ValueError, match="speculative_tokens 3 of an MTP drafter is not supported; supported: 1"):
+            load_drafter(copy(mtp[0], speculators_config=proposal))
+
+    def test_a_tensor_without_a_place_is_named(self, mtp):
+        directory, _ = mtp
+        tensors = load_file(directory / "model.safetensors")
+        save_file(tensors | {"other.weight": np.zeros(2, np.float32)}, directory / "model.safetensors")
+        with pytest.raises(ValueError, match=r"without a place .*: other\.weight"):
+            load_drafter(directory)
 
 
 @pytest.mark.parametrize(
     ("fields", "nested", "message"),
     [
         ({"speculators_model_type": "dflash2"}, {}, "speculators_model_type 'dflash2' is not supported"),
-        ({"speculators_model_type": "eagle3"}, {}, "supported: 'dspark', 'dflash'"),
+        ({"speculators_model_type": "peagle"}, {}, "supported: 'dspark', 'dflash', 'eagle3', 'mtp'"),
         ({"target_hidden_size": 128}, {}, "target_hidden_size 128 is not supported"),
         ({"draft_vocab_size": 321}, {}, "draft_vocab_size 321 is more than the vocabulary of 320"),
         ({"mask_token_id": "absent"}, {}, "the field mask_token_id is missing"),

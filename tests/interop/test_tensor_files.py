@@ -32,6 +32,15 @@ def test_shards_read_like_one_file(tmp_path):
         np.testing.assert_array_equal(files.read("b"), B)
 
 
+def test_what_is_read_is_the_file_itself(tmp_path):
+    """Not a copy, which would be a tensor of host memory more; and nobody can write to it."""
+    write_shards(tmp_path)
+    tensor = TensorFiles(tmp_path).read("a")
+    assert not tensor.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        tensor[0] = 1.0
+
+
 def test_a_missing_shard_is_named(tmp_path):
     write_shards(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()

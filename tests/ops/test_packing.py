@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dspark_jax.ops.packing import packing
@@ -12,10 +12,10 @@ WIDTH = 3
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.integers(0, WIDTH), min_size=4, max_size=4), st.integers(0, 3))
-def test_packing_is_a_plain_loop_and_unpacking_its_inverse(counts, spare):
+@given(st.lists(st.integers(0, WIDTH), min_size=4, max_size=4), st.sampled_from([4, 8, 12]))
+def test_packing_is_a_plain_loop_and_unpacking_its_inverse(counts, size):
     """Empty rows and room to spare included; what fills a slot nobody has is some token of the axis."""
-    size = max(sum(counts) + spare, 1)
+    assume(sum(counts) <= size)
     x_BT = np.arange(4 * WIDTH, dtype=np.int32).reshape(4, WIDTH)
     packed, unpacked = roundtrip(np.int32(counts), x_BT, size)
     expected = [x_BT[row, slot] for row, count in enumerate(counts) for slot in range(count)]

@@ -1,6 +1,7 @@
 """Each kind of drafter starts, trains, evaluates, exports and comes back; one of each objective learns."""
 
 import io
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
 from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.heads import GatedMarkov, RnnMarkov, VanillaMarkov
@@ -40,15 +42,33 @@ SHAPES = {
 }
 
 
+@pytest.fixture(scope="module")
+def small_gemma(golden_folder, tmp_path_factory):
+    """The golden Gemma target cut to a sliding and a global layer."""
+    source, folder = golden_folder("targets/gemma4_tiny"), tmp_path_factory.mktemp("gemma")
+    fields = json.loads((source / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention"]
+    kept = {f"model.layers.{fields['layer_types'].index(kind)}.": f"model.layers.{n}." for n, kind in enumerate(kinds)}
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        prefix = next((prefix for prefix in kept if name.startswith(prefix)), "")
+        if prefix or ".layers." not in name:
+            tensors[kept.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 2, "layer_types": kinds}))
+    return folder
+
+
 @pytest.mark.parametrize("name", SHAPES)
-def test_two_steps_from_start_to_exported_drafter(name, small_config, small_target, tmp_path):
+def test_two_steps_from_start_to_exported_drafter(name, small_config, small_target, small_gemma, tmp_path):
     evaluation = replace(small_config.evaluation, every=2, new_tokens=4, temperatures=(1.0,))
-    config = replace(small_config, drafter=SHAPES[name], steps=2, evaluation=evaluation)
+    folder = small_gemma if name == "dspark_gated" else small_target
+    config = replace(small_config, target=str(folder), drafter=SHAPES[name], steps=2, evaluation=evaluation)
     outcome = train(config, tmp_path, command="train", console=Console(file=io.StringIO()))
     assert isinstance(outcome, Finished)
     assert [np.isfinite(line["loss"]) for line in read_report(tmp_path, "train")] == [True, True]
     assert outcome.evaluation["accepted_length_t1"] >= 1.0
-    target = load_target(small_target)
+    target = load_target(folder)
     assert load_drafter(outcome.drafter, target=target).config == draft_config(config.drafter, target.spec)
 
 

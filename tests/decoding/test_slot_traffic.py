@@ -220,9 +220,9 @@ def test_programs_without_branches_say_the_same(five, alone):
     """What an accelerator compiles, a program for each kind of law, against the one a CPU compiles."""
     laws = [GREEDY, Sampling(temperature=0.9, seed=1), Sampling(temperature=0.9, top_k=3, seed=2)]
     slots = DecodeSlots(*five, max_batch=1, max_len=40)
-    slots._branch_free = False
+    slots._programs.branch_free = False
     expected = [alone(slots, (1, 2), law, 30) for law in laws]
     assert compiled(slots) == 1
-    slots._branch_free = True
+    slots._programs.branch_free = True
     assert [alone(slots, (1, 2), law, 30) for law in laws] == expected
     assert compiled(slots) == 4

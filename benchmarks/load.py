@@ -202,9 +202,7 @@ def _median(runs: list[Run]) -> float:
 
 
 def _print_table(rows: list[dict]) -> None:
-    print(
-        "| requests | policy | tokens/s | tokens/s a user | over best fixed (range) | verified | accepted length |"
-    )
+    print("| requests | policy | tokens/s | tokens/s a user | over best fixed (range) | verified | accepted length |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
         low, high = row["over_best_fixed_low"], row["over_best_fixed_high"]

@@ -15,12 +15,14 @@ from dspark_jax.decoding.logistic import logistic_regression, sigmoid
 from dspark_jax.decoding.outcomes import Outcomes
 from dspark_jax.decoding.reliability import equal_mass_error
 
-MIN_OUTCOMES = 50
+MIN_OUTCOMES = 100
 """A position that fewer drafts reached is not fitted."""
 
 # From a tenth to ten times, in steps of 12 %; an odd number, so that 1 is among them.
 _COARSE = np.geomspace(0.1, 10, 41)
 _REFINEMENTS, _FINE = 2, 11
+# Neighbouring positions differ little, and few drafts reach the late ones.
+_RIDGE = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def calibrate(outcomes: Outcomes) -> Calibrated:
 def combined(outcomes: Outcomes) -> Fitted:
     """Logistic regression a position on all evidence.
 
-    It is calibrated as it is: a temperature on top only adds the noise of its own search. A position is drawn, weakly,
+    It is calibrated as it is: a temperature on top only adds the noise of its own search. A position is drawn
     towards the one before it, and the first towards the head.
     """
     block, features = outcomes.block_size, outcomes.evidence_BKF.shape[2]
@@ -64,7 +66,7 @@ def combined(outcomes: Outcomes) -> Fitted:
         reached_B = outcomes.reached(k)
         if reached_B.sum() >= MIN_OUTCOMES:
             weights_F, bias = logistic_regression(
-                outcomes.evidence_BKF[reached_B, k], outcomes.kept(k)[reached_B], prior=(weights_F, bias)
+                outcomes.evidence_BKF[reached_B, k], outcomes.kept(k)[reached_B], prior=(weights_F, bias), ridge=_RIDGE
             )
         weights_KF[k], bias_K[k] = weights_F, bias
     return Fitted(weights_KF=weights_KF, bias_K=bias_K)

@@ -16,8 +16,8 @@ def logistic_regression(
     kept_B: Bool[np.ndarray, "B"],
     *,
     prior: tuple[Float[np.ndarray, "F"], float],
+    ridge: float,
     weight_B: Float[np.ndarray, "B"] | None = None,
-    ridge: float = 1.0,
 ) -> tuple[Float[np.ndarray, "F"], float]:
     """(weights, bias) by Newton's method on the summed log loss, plus ridge / 2 of the squared distance to the prior.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from dspark_jax.decoding.confidence import HEAD_AND_DRAFT
 from dspark_jax.decoding.fitted import Fitted
 from dspark_jax.decoding.logistic import logistic_regression
 from dspark_jax.decoding.slots import SlotRound
@@ -17,21 +18,23 @@ class OnlineEstimator:
 
     `refit` combines all evidence by logistic regression a position, drawn towards `start` as strongly as `prior`
     outcomes would (in units of the evidence's own spread): with little seen, or in positions that schedules seldom
-    reach, it stays what it was. Not thread-safe: the thread that runs the rounds owns it.
+    reach, it stays what it was. The rounds must come with all evidence, so the slots begin with the first `refit`, too.
+    Not thread-safe: the thread that runs the rounds owns it.
     """
 
     def __init__(
-        self, start: Fitted, *, every: int = 1000, memory: int = 20_000, half_life: float = 5_000, prior: float = 20
+        self, start: Fitted, *, every: int = 1000, memory: int = 20_000, half_life: float = 5e3, prior: float = 20.0
     ):
         if every < 1 or memory < 1 or half_life <= 0 or prior <= 0:
             raise ValueError(
                 "an online estimator needs every >= 1, memory >= 1, half_life > 0 and prior > 0, "
                 f"got {every}, {memory}, {half_life} and {prior}"
             )
-        self._start = start
+        missing = HEAD_AND_DRAFT - start.weights_KF.shape[1]
+        self._start = Fitted(weights_KF=np.pad(start.weights_KF, ((0, 0), (0, missing))), bias_K=start.bias_K)
         self._every, self._half_life, self._prior = every, half_life, prior
         # A ring: the round that was seen as number n lies at n modulo its length.
-        self._evidence_RKF = np.zeros((memory, *start.weights_KF.shape), np.float32)
+        self._evidence_RKF = np.zeros((memory, *self._start.weights_KF.shape), np.float32)
         self._verified_R = np.zeros(memory, np.int64)
         self._accepted_R = np.zeros(memory, np.int64)
         self._seen = self._fitted = 0
@@ -53,7 +56,8 @@ class OnlineEstimator:
             if not each.verified or not np.isfinite(evidence_KF).all():
                 continue
             at = self._seen % len(self._verified_R)
-            self._evidence_RKF[at] = evidence_KF
+            # A round may draft less than a block: what it verified is never more than what it drafted.
+            self._evidence_RKF[at, : len(evidence_KF)] = evidence_KF
             self._verified_R[at], self._accepted_R[at] = each.verified, each.accepted
             self._seen += 1
 

@@ -10,6 +10,7 @@ from dspark_jax.decoding.slots import SlotRound
 
 BLOCK = 2
 START = Fitted(weights_KF=np.tile([1.0, 0.0, 0.0], (BLOCK, 1)), bias_K=np.zeros(BLOCK))
+HEAD = Fitted.tempered(np.ones(BLOCK))
 
 
 def served(count, *, true, seed=0, verified=BLOCK):
@@ -26,6 +27,7 @@ def served(count, *, true, seed=0, verified=BLOCK):
                 proposed=BLOCK,
                 verified=verified,
                 accepted=accepted,
+                confidence=(0.5,) * BLOCK,
                 evidence=tuple(map(tuple, evidence_KF)),
             )
         )
@@ -64,13 +66,13 @@ def test_it_is_due_every_so_many_rounds():
 
 
 def test_memory_is_bounded_and_what_is_old_counts_for_less():
-    online = OnlineEstimator(START, memory=3_000, half_life=300)
+    online = OnlineEstimator(START, memory=3_000, half_life=300.0)
     online.observe(served(2_000, true=lambda evidence_KF: -2 * evidence_KF[:, 0]))
     assert online.refit().weights_KF[0, 0] < 0
     online.observe(served(2_000, true=lambda evidence_KF: 2 * evidence_KF[:, 0], seed=1))
     assert online.kept == 3_000
     assert online.refit().weights_KF[0, 0] > 1
-    ring = OnlineEstimator(START, memory=3_000, half_life=300)
+    ring = OnlineEstimator(START, memory=3_000, half_life=300.0)
     ring.observe(served(2_000, true=lambda evidence_KF: -2 * evidence_KF[:, 0])[1_000:])
     ring.observe(served(2_000, true=lambda evidence_KF: 2 * evidence_KF[:, 0], seed=1))
     np.testing.assert_allclose(ring.refit().weights_KF, online.refit().weights_KF)
@@ -85,7 +87,15 @@ def test_rounds_that_teach_nothing_are_left_out():
     assert online.kept == 1
 
 
-@pytest.mark.parametrize("wrong", [{"every": 0}, {"memory": 0}, {"half_life": 0}, {"prior": 0}])
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"memory": 0}, {"half_life": 0.0}, {"prior": 0.0}])
 def test_senseless_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="an online estimator needs"):
         OnlineEstimator(START, **wrong)
+
+
+def test_rounds_that_drafted_less_count_for_what_they_drafted():
+    whole, short = OnlineEstimator(START), OnlineEstimator(HEAD)
+    rounds = served(500, true=off, verified=1)
+    whole.observe(rounds)
+    short.observe(each._replace(evidence=each.evidence[:1]) for each in rounds)
+    np.testing.assert_array_equal(short.refit().weights_KF, whole.refit().weights_KF)

@@ -1,13 +1,16 @@
 """Serving with the calibration that lies beside a drafter."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import dspark_jax
 from dspark_jax.decoding.calibration_file import Calibration, Measured, write_calibration
 from dspark_jax.decoding.fitted import Fitted
 from dspark_jax.engine.assembly import load_model
+from dspark_jax.engine.calibrated import load_estimator
 from dspark_jax.engine.engine import Engine
 from dspark_jax.engine.launch import main, parse_arguments
 from dspark_jax.engine.refitting import RefittingSlots
@@ -81,3 +84,9 @@ def test_a_calibration_that_does_not_belong_is_refused_at_the_start(draft, tiny_
     assert error.count("\n") == 1
     assert "calibration.json: drafter is" in error
     assert "run `dspark calibrate` again with this one" in error
+
+
+def test_the_shipped_calibration_belongs_to_the_shipped_drafter():
+    directory = Path(dspark_jax.__file__).parent / "pretrained" / "smollm2_135m"
+    fitted = load_estimator(None, directory, 7, lambda line: None)
+    assert fitted.weights_KF.shape == (7, 3)

@@ -70,7 +70,7 @@ def test_the_device_computes_what_was_fitted_here(file):
         (["version"], 2, "version is 2 and 1 here"),
         (["drafter"], "sha256:cd", 'drafter is "sha256:cd" and "sha256:ab" here: it was measured with another drafter'),
         (["block_size"], 3, "block_size is 3 and 2 here"),
-        (["block_size"], True, "block_size is true and 2 here"),
+        (["version"], True, "version is true and 1 here"),
         (["estimator"], "best", 'estimator is "best", not one of sts, combined, raw'),
         (["sts_temperatures"], [1.0, float("nan")], "sts_temperatures is .*NaN.* not 2 finite numbers"),
         (["sts_temperatures"], [1.0, 0.0], "not temperatures above 0"),

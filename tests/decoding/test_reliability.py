@@ -46,7 +46,7 @@ def test_metrics_equal_the_loops_also_with_ties_and_at_the_ends():
         assert equal_mass_error(probability_B, kept_B) == pytest.approx(slow_equal_mass_error(probability_B, kept_B))
         assert found.auc == pytest.approx(slow_auc(probability_B, kept_B))
         assert found.brier == pytest.approx(sum((p - y) ** 2 for p, y in zip(probability_B, kept_B, strict=True)) / 303)
-        assert found.count == 303
+        assert (found.count, len(found.count_Q)) == (303, BINS)
         assert found.kept_Q.sum() == kept_B.sum()
 
 

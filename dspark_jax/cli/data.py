@@ -168,6 +168,7 @@ def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
         max_batch=model.max_batch,
         max_len=model.max_len,
         policy=model.policy,
+        estimator=model.estimator,
         dtype=jnp.dtype(model.dtype),
         elastic=not args.fixed_shapes,
     )

@@ -1,7 +1,7 @@
 """Offline generation: continuous batching of many prompts through one set of slots."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
@@ -47,13 +47,15 @@ class _Running:
     accepted: int = 0
 
 
-def generate(slots: DecodeSlots, jobs: Iterable[Job]) -> Iterator[Completion]:
+def generate(
+    slots: DecodeSlots, jobs: Iterable[Job], observe: Callable[[Job, SlotRound], None] | None = None
+) -> Iterator[Completion]:
     """Completions in the order in which they finish. Jobs are drawn as slots become free.
 
     Free slots are refilled an eighth of the batch at a time, since requests prefill faster together. The next round is
     on the device while the host reads the last one; a request that turns out to be finished rides along once more and
-    what that gives is dropped. Raises ValueError for a job the slots cannot hold. Slots are released when the iterator
-    is closed early.
+    what that gives is dropped. `observe` is told every round of every job, the one that ends it included. Raises
+    ValueError for a job the slots cannot hold. Slots are released when the iterator is closed early.
     """
     waiting = iter(jobs)
     running: dict[int, _Running] = {}
@@ -73,6 +75,8 @@ def generate(slots: DecodeSlots, jobs: Iterable[Job]) -> Iterator[Completion]:
                 return
             if len(flights) > 1 or not running:
                 for out in slots.finish(flights.popleft()):
+                    if observe is not None:
+                        observe(running[out.handle].job, out)
                     completion = _advance(running[out.handle], out)
                     if completion:
                         del running[out.handle]

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
+from dspark_jax.decoding.confidence import Estimator
+from dspark_jax.decoding.fitted import Fitted
+from dspark_jax.decoding.online import OnlineEstimator
 from dspark_jax.decoding.scheduler import FixedLength, Policy, Threshold
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
 from dspark_jax.drafters.dspark import DSparkConfig
-from dspark_jax.engine.engine import Engine
+from dspark_jax.engine.calibrated import add_estimator_argument, load_estimator
+from dspark_jax.engine.engine import Engine, Slots
 from dspark_jax.engine.openai import Served
+from dspark_jax.engine.refitting import RefittingSlots
 from dspark_jax.interop import huggingface
 from dspark_jax.interop.deepspec_config import DrafterConfig
 from dspark_jax.interop.drafters import check_drafter, load_drafter
@@ -46,10 +52,19 @@ class LoadedModel:
     max_batch: int
     max_len: int
     dtype: str
+    draft: Path | None = None
+    """The drafter's directory."""
+    fitted: Fitted | None = None
+    """How confidences are read; None takes the drafter's head at its word."""
 
     @property
     def drafts(self) -> bool:
         return self.drafter.block_size > 0
+
+    @property
+    def estimator(self) -> Estimator | None:
+        """`fitted`, for the slots."""
+        return None if self.fitted is None else self.fitted.on_device()
 
     def served(self, engine: Engine) -> Served:
         """What requests to an engine of this model are checked against."""
@@ -60,20 +75,29 @@ class LoadedModel:
             max_choices=engine.capacity,
         )
 
-    def engine(self, *, max_queue: int, drafting: bool = True) -> Engine:
-        """An engine that is not started yet; without `drafting` it decodes autoregressively."""
+    def engine(self, *, max_queue: int, drafting: bool = True, refit_every: int | None = None) -> Engine:
+        """An engine that is not started yet; without `drafting` it decodes autoregressively.
+
+        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed.
+        """
         drafter = self.drafter if drafting else NoDrafter()
         policy = self.policy if drafting else FixedLength()
+        online = None
+        if refit_every is not None and self.drafts and drafting:
+            start = self.fitted or Fitted.tempered(np.ones(self.drafter.block_size))
+            online = OnlineEstimator(start, every=refit_every)
 
-        def make_slots() -> DecodeSlots:
-            return DecodeSlots(
+        def make_slots() -> Slots:
+            slots = DecodeSlots(
                 self.target,
                 drafter,
                 max_batch=self.max_batch,
                 max_len=self.max_len,
                 policy=policy,
+                estimator=self.estimator if drafting else None,
                 dtype=jnp.dtype(self.dtype),
             )
+            return slots if online is None else RefittingSlots(slots, online)
 
         return Engine(
             make_slots,
@@ -116,6 +140,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="by default float32 on a CPU and bfloat16 on an accelerator"
     )
+    add_estimator_argument(parser)
     parser.add_argument(
         "--confidence-threshold",
         type=_probability,
@@ -133,8 +158,11 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     if max_len > spec.max_len:
         raise ValueError(f"--max-len {max_len} is more than the target's context of {spec.max_len} tokens")
     # All that can be wrong with the drafter is said before the target's weights are read.
-    draft_config = None if draft is None else check_drafter(draft, spec)
-    policy = _policy(args.confidence_threshold, draft_config)
+    draft_config = fitted = None
+    if draft is not None:
+        draft_config = check_drafter(draft, spec)
+        fitted = load_estimator(args.estimator, draft, draft_config.block_size, say)
+    policy = _policy(args.confidence_threshold, draft_config, fitted)
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
     say(f"Loading the target from {directory} ({dtype}) ...")
@@ -157,6 +185,8 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         max_batch=args.max_batch or (_CPU_BATCH if on_cpu else _ACCELERATOR_BATCH),
         max_len=max_len,
         dtype=dtype,
+        draft=draft,
+        fitted=fitted,
     )
 
 
@@ -195,11 +225,13 @@ def _probability(text: str) -> float:
     return value
 
 
-def _policy(threshold: float | None, config: DrafterConfig | None) -> Policy:
+def _policy(threshold: float | None, config: DrafterConfig | None, fitted: Fitted | None) -> Policy:
     if threshold is None:
         return FixedLength()
-    if not (isinstance(config, DSparkConfig) and config.confidence):
-        raise ValueError("--confidence-threshold needs a drafter with a confidence head, and there is none")
+    if fitted is None and not (isinstance(config, DSparkConfig) and config.confidence):
+        raise ValueError(
+            "--confidence-threshold needs a drafter with a confidence head or a calibration: there is none"
+        )
     return Threshold(confidence=threshold)
 
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     remember_compilations(_say)
     model = load_model(args, _say)
-    engine = model.engine(max_queue=args.max_queue)
+    engine = model.engine(max_queue=args.max_queue, refit_every=args.refit_every)
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     if args.api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         _say(f"Anyone who can reach {args.host} can use this server: --api-key would ask them for a key.")
@@ -60,6 +60,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=at_least(1),
         metavar="N",
         help="requests that decode together (by default 4 on a CPU and 16 on an accelerator)",
+    )
+    parser.add_argument(
+        "--refit-every",
+        type=at_least(1),
+        metavar="ROUNDS",
+        help="fit confidences anew after so many rounds, to what was served (by default never)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine only)")
     parser.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for any free one (%(default)s)")

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL = ".partial"
+# Results of calibrating what the directory held. They say nothing of what replaces it, and go with it.
+_MEASURED = frozenset({"calibration.json", "reliability.png"})
 
 
 @contextmanager
@@ -16,8 +18,8 @@ def whole_directory(final: Path) -> Generator[Path, None, None]:
 
     A process that dies inside the block leaves `final` as it was and a `*.partial` directory beside it. (One that
     dies between the two renames of a replacement leaves no `final`, and both the old and the new one beside it.)
-    An existing `final` is replaced only when the new one has every file that it has, so that a mistyped path
-    cannot delete anything else: FileExistsError otherwise.
+    An existing `final` is replaced only when the new one has every file that it has, but for a calibration, so that a
+    mistyped path cannot delete anything else: FileExistsError otherwise.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
@@ -35,7 +37,7 @@ def _take_place(partial: Path, final: Path) -> None:
         return
     if not final.is_dir():
         raise FileExistsError(f"{final} is a file: give the path of a directory")
-    others = sorted({entry.name for entry in final.iterdir()} - {entry.name for entry in partial.iterdir()})
+    others = sorted({entry.name for entry in final.iterdir()} - {entry.name for entry in partial.iterdir()} - _MEASURED)
     if others:
         raise FileExistsError(
             f"{final} holds files that would be lost ({', '.join(others[:3])}): give a new or empty directory"

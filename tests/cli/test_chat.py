@@ -2,12 +2,9 @@
 
 import argparse
 import io
-import json
 import re
-import shutil
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dspark_jax.cli import chat
 from dspark_jax.data.tokenizer import load_tokenizer
@@ -16,24 +13,6 @@ from dspark_jax.engine.assembly import LoadedModel
 from dspark_jax.engine.engine import Engine
 
 EOS = 1
-
-
-TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}\n{% endfor %}a:"
-
-
-@pytest.fixture(scope="session")
-def chat_target(tmp_path_factory, golden):
-    """llama_tiny with a tokenizer of single bytes."""
-    directory = tmp_path_factory.mktemp("chat") / "llama_tiny"
-    shutil.copytree(golden / "targets" / "llama_tiny", directory)
-    pieces = ["<pad>", "<eos>", "<bos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
 
 
 class Echo:
@@ -68,7 +47,15 @@ class Echo:
         self.live[handle] = at + len(tokens)
         accepted = len(tokens) - 1
         return [
-            SlotRound(handle=handle, tokens=tokens, proposed=3, verified=3, accepted=accepted, confidence=(1.0,) * 3)
+            SlotRound(
+                handle=handle,
+                tokens=tokens,
+                proposed=3,
+                verified=3,
+                accepted=accepted,
+                confidence=(1.0,) * 3,
+                evidence=(),
+            )
         ]
 
 

@@ -60,6 +60,7 @@ class Scripted(DecodeSlots):
                     verified=self.burst,
                     accepted=self.burst - 1,
                     confidence=(1.0,) * 4,
+                    evidence=(),
                 )
             )
         self.flying += 1
@@ -111,6 +112,16 @@ def test_every_job_is_completed_once_and_every_slot_given_back(max_batch):
         assert completion.tokens == tuple(range(first, first + completion.job.max_new_tokens))
     assert (slots.free, slots.flying) == (max_batch, 0)
     assert sorted(slots.released) == list(range(20))
+
+
+def test_an_observer_is_told_every_round_up_to_the_one_that_ends_the_job():
+    told = []
+    done = list(generate(Scripted(), [job(0, 7, tag="a"), job(50, 4, tag="b")], lambda *both: told.append(both)))
+    for completion in done:
+        rounds = [out for which, out in told if which is completion.job]
+        assert len(rounds) == completion.stats.rounds
+        tokens = [token for out in rounds for token in out.tokens]
+        assert tuple(tokens[: len(completion.tokens)]) == completion.tokens
 
 
 def test_short_jobs_overtake_long_ones():

@@ -56,6 +56,16 @@ def test_other_files_are_never_deleted(tmp_path):
     assert contents(tmp_path) == {"thesis.tex": "years of work"}
 
 
+def test_a_calibration_goes_with_what_it_was_made_from(tmp_path):
+    final = tmp_path / "final"
+    final.mkdir()
+    for name in ("a", "calibration.json", "reliability.png"):
+        (final / name).write_text("old")
+    with whole_directory(final) as partial:
+        (partial / "a").write_text("new")
+    assert contents(final) == {"a": "new"}
+
+
 def test_a_file_is_not_replaced_by_a_directory(tmp_path):
     (tmp_path / "final").write_text("x")
     with pytest.raises(FileExistsError, match="is a file"), whole_directory(tmp_path / "final"):

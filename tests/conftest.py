@@ -5,11 +5,16 @@ weights, and the slow twin of the sampling law.
 """
 
 import os
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 
-# Most programs here run once: unoptimised they take two thirds of the time, nearly all of it compilation.
+# Most programs here run once: unoptimised they take two thirds of the time, nearly all of it compilation. What several
+# tests, workers or processes compile alike is compiled once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="dspark-tests-"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import jax
 import numpy as np
@@ -18,6 +23,11 @@ from flax import nnx
 from jaxtyping import install_import_hook
 
 install_import_hook("dspark_jax", "beartype.beartype")
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

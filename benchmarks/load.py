@@ -19,9 +19,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from dspark_jax.decoding.measure import measure
 from prompts import read_sets
 
+from dspark_jax.decoding.measure import measure
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.rejection import Rule

@@ -23,7 +23,8 @@ from dspark_jax.data.recipe import DataRecipe, read_recipe, recipe_text
 from dspark_jax.data.regenerate import Regeneration
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
-from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, at_least, load_model
+from dspark_jax.engine.arguments import at_least
+from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model
 from dspark_jax.training.overrides import apply_overrides
 
 
@@ -167,7 +168,9 @@ def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
         model.drafter,
         max_batch=model.max_batch,
         max_len=model.max_len,
-        policy=model.policy,
+        policy=model.scheduling.policy,
+        curve=model.scheduling.curve,
+        rule=model.scheduling.rule,
         estimator=model.estimator,
         dtype=jnp.dtype(model.dtype),
         elastic=not args.fixed_shapes,
@@ -181,7 +184,13 @@ def _generator(slots: DecodeSlots, stop_ids: frozenset[int]) -> Generate:
         jobs = (
             Job(
                 prompt=request.prompt,
-                sampling=Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
+                sampling=Sampling(
+                    temperature=request.temperature,
+                    top_p=request.top_p,
+                    seed=request.seed,
+                    # A run that is killed and run again writes the same rows, whatever shares their batches.
+                    pinned=request.temperature > 0,
+                ),
                 max_new_tokens=request.max_new_tokens,
                 stop_ids=stop_ids,
                 tag=request,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def predict(args: argparse.Namespace, say: Say) -> tuple[Path, Profile]:
         path = args.out or profile_path(fingerprint, predicted=True)
 
         def rounds_of(rows: int, span: int) -> Iterator[tuple[Shape, float]]:
-            for index in range(len(plans(rows, block))):
-                yield pool.submit(predicted_round, subject, rows, span, index).result()
+            count = len(plans(rows, block))
+            yield from pool.map(predicted_round, repeat(subject), repeat(rows), repeat(span), range(count))
 
         found = fill(
             path,
@@ -81,12 +82,15 @@ def _drafter(args: argparse.Namespace, spec: TargetSpec, say: Say) -> DrafterCon
 
 @contextmanager
 def _compiler() -> Generator[ProcessPoolExecutor]:
-    """A process of its own: libtpu and JAX read their environment once, when they start."""
+    """Processes of their own: libtpu and JAX read their environment once, when they start."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool = ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // 2), mp_context=get_context("spawn"))
+        try:
             yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
     finally:
         for name, value in before.items():
             if value is None:

@@ -25,7 +25,7 @@ def fingerprint(five):
 def measured(five, fingerprint, tmp_path_factory):
     """Rounds of 2 rows of 40 positions that take 1000, 5, 7 and 100 s by the clock: path, profile, what was packed."""
     path = tmp_path_factory.mktemp("profile") / "curve.json"
-    elapsed, now, packed, seen = cycle([0.0, 1000.0, 0.0, 5.0, 0.0, 7.0, 0.0, 100.0]), [0.0], [], []
+    elapsed, now, packed, seen, laws = cycle([0.0, 1000.0, 0.0, 5.0, 0.0, 7.0, 0.0, 100.0]), [0.0], [], [], []
     packing = round_module.packing
 
     def clock():
@@ -36,9 +36,16 @@ def measured(five, fingerprint, tmp_path_factory):
         patch.setattr(round_module, "packing", lambda *shape: packed.append(shape[1:]) or packing(*shape))
         patch.setattr("dspark_jax.decoding.measure.row_buckets", lambda max_batch: (max_batch,))
         programs = Programs(*five, dtype="float32")
+        run = programs.round
+
+        def spied(plan, state, guide, draws):
+            laws.append((state.position_B.tolist(), state.law.temperature_B.tolist()))
+            return run(plan, state, guide, draws)
+
+        patch.setattr(programs, "round", spied)
         options = {"max_batch": 2, "spans": (40,), "repeats": 3, "watch": seen.append, "clock": clock}
         found = profile(path, fingerprint, programs, **options)
-    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen)
+    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws)
 
 
 def test_d31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
@@ -46,6 +53,11 @@ def test_d31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(meas
     assert shapes == [Shape(2, 40, 2, 0), Shape(2, 40, 4, 2), Shape(2, 40, 6, 2)]
     assert [(shape.tokens, shape.drafts) for shape in shapes] == [(size, p.drafts) for p, size in plans(2, BLOCK)]
     assert measured.packed == [(BLOCK + 1, 4)], "the budget of 4 tokens is computed on an axis of 4"
+
+
+def test_every_round_is_of_a_full_state_that_samples(measured):
+    assert len(measured.laws) == 3 * 4
+    assert all(law == ([40 - BLOCK - 1] * 2, [1.0, 1.0]) for law in measured.laws)
 
 
 def test_the_median_is_taken_after_a_round_that_compiles(measured):

@@ -168,9 +168,6 @@ def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
         model.drafter,
         max_batch=model.max_batch,
         max_len=model.max_len,
-        policy=model.scheduling.policy,
-        curve=model.scheduling.curve,
-        rule=model.scheduling.rule,
         estimator=model.estimator,
         dtype=jnp.dtype(model.dtype),
         elastic=not args.fixed_shapes,
@@ -184,13 +181,7 @@ def _generator(slots: DecodeSlots, stop_ids: frozenset[int]) -> Generate:
         jobs = (
             Job(
                 prompt=request.prompt,
-                sampling=Sampling(
-                    temperature=request.temperature,
-                    top_p=request.top_p,
-                    seed=request.seed,
-                    # A run that is killed and run again writes the same rows, whatever shares their batches.
-                    pinned=request.temperature > 0,
-                ),
+                sampling=Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed),
                 max_new_tokens=request.max_new_tokens,
                 stop_ids=stop_ids,
                 tag=request,
@@ -211,7 +202,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    # A run that is killed and run again writes the same rows, whatever shares their batches: every draft is verified.
+    add_model_arguments(parser, scheduling=False)
     parser.add_argument(
         "--batch",
         dest="max_batch",

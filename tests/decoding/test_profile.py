@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from dspark_jax.decoding.buckets import verify_sizes
 from dspark_jax.decoding.fingerprint import Fingerprint
+from dspark_jax.decoding.planner import Planner
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.profile_file import VERSION, Profile, load_profile, save_profile
 from dspark_jax.decoding.rejection import Rule
+from dspark_jax.decoding.scheduler import EarlyStop
 
 MINE = Fingerprint(
     target="llama 0a",
@@ -136,6 +138,13 @@ def test_rates_are_a_staircase_or_the_lines_between_its_edges():
     # 8 tokens are measured, and 12.
     assert stairs[8:13].tolist() == pytest.approx([6, 10, 10, 10, 10])
     assert lines[8:13].tolist() == pytest.approx([6, 7, 8, 9, 10])
+
+
+def test_algorithm_1_is_given_the_rates_it_asks_for():
+    curve = StepCurve(curve_of([1, 2, 4, 6, 10, 20]))
+    for interpolate in (False, True):
+        planner = Planner(EarlyStop(interpolate=interpolate), block=7, curve=curve)
+        assert planner.rates(2, 256).tolist() == curve.rates(2, 256, 7, interpolate=interpolate).tolist()
 
 
 def test_time_is_linear_between_spans_and_the_nearest_beyond():

@@ -121,7 +121,9 @@ def test_a_damaged_file_in_the_cache_keeps_nobody_from_serving(choose, mine):
 
 def test_a_prediction_in_the_cache_is_not_taken_for_a_measurement(choose, profile, mine):
     save_profile(profile_path(mine, predicted=True), replace(profile, predicted=True))
-    assert choose()[0].policy == FixedLength()
+    found, said = choose()
+    assert found.policy == FixedLength()
+    assert len(said) == 1, "nothing lies where the measurement would"
 
 
 def test_a_curve_can_be_measured_at_the_start(choose, profile, mine, monkeypatch):

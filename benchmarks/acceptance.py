@@ -21,6 +21,7 @@ from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
 from dspark_jax.drafters.base import Drafter, NoDrafter
 from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model
+from dspark_jax.engine.scheduling import NONE, Scheduling
 
 
 def main() -> int:
@@ -51,6 +52,8 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Accepted length of a drafter on prompt sets.")
     add_model_arguments(parser)
+    # What lies in a cache must not decide what is measured.
+    parser.set_defaults(step_curve=NONE)
     parser.add_argument("--max-batch", type=int, default=8, help="prompts that decode together (%(default)s)")
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=20, help="prompts a set (%(default)s)")
@@ -80,13 +83,15 @@ def _jobs(model: LoadedModel, name: str, prompts: list[str], args: argparse.Name
 
 
 def _slots(model: LoadedModel, drafter: Drafter, batch: int) -> DecodeSlots:
-    policy = model.policy if drafter is model.drafter else None
+    scheduling = model.scheduling if drafter is model.drafter else Scheduling()
     return DecodeSlots(
         model.target,
         drafter,
         max_batch=batch,
         max_len=model.max_len,
-        policy=policy,
+        policy=scheduling.policy,
+        curve=scheduling.curve,
+        rule=scheduling.rule,
         dtype=jnp.dtype(model.dtype),
         elastic=jax.default_backend() == "cpu",
     )

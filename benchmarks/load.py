@@ -19,9 +19,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from dspark_jax.decoding.measure import measure
 from prompts import read_sets
 
+from dspark_jax.decoding.measure import measure
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.rejection import Rule
@@ -77,7 +77,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Throughput and per-user speed by scheduling policy.")
-    add_model_arguments(parser)
+    add_model_arguments(parser, scheduling=False)
     parser.set_defaults(max_batch=1)
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=20, help="prompts a set (%(default)s)")

@@ -64,7 +64,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Tokens per second at batch 1, side by side.")
-    add_model_arguments(parser)
+    add_model_arguments(parser, scheduling=False)
     parser.set_defaults(max_batch=1)
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=2, help="prompts a set (%(default)s)")

@@ -28,10 +28,10 @@ class Meter:
         self._live = console.is_terminal
         self._began = self._said = time.monotonic()
 
-    def show(self, done: int, made: int, unit: str) -> None:
+    def show(self, done: int, made: int | None = None, unit: str = "") -> None:
         """`done` of the total, and how many units were made on the way, with their rate."""
         now = time.monotonic()
-        note = f"{made:,} {unit}, {made / max(now - self._began, 1e-9):,.0f}/s"
+        note = "" if made is None else f"{made:,} {unit}, {made / max(now - self._began, 1e-9):,.0f}/s"
         if self._live:
             self._bar.update(self._task, completed=done, note=note)
         elif now - self._said >= _SECONDS_BETWEEN_LINES:

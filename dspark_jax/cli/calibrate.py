@@ -22,7 +22,8 @@ from dspark_jax.decoding.outcomes import Outcomes
 from dspark_jax.decoding.reliability import report
 from dspark_jax.decoding.scheduler import FixedLength
 from dspark_jax.decoding.slots import DecodeSlots, Sampling, SlotRound
-from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, at_least, load_model, remember_compilations
+from dspark_jax.engine.arguments import at_least
+from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model, remember_compilations
 from dspark_jax.interop.fingerprint import drafter_fingerprint
 
 FIGURE = "reliability.png"
@@ -30,7 +31,7 @@ FIGURE = "reliability.png"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the verb."""
-    add_model_arguments(parser)
+    add_model_arguments(parser, scheduling=False)
     parser.add_argument(
         "--data",
         required=True,

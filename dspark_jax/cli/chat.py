@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from dspark_jax.decoding.slots import Sampling
-from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, at_least, load_model, remember_compilations
+from dspark_jax.engine.arguments import at_least
+from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model, remember_compilations
 from dspark_jax.engine.blocking import stream_choice
 from dspark_jax.engine.choice import ChoiceStats, Piece
 from dspark_jax.engine.engine import Engine
@@ -75,6 +76,7 @@ class _Chat:
         self._temperature: float = args.temperature
         self._max_tokens: int = args.max_tokens
         self._always_compare: bool = args.compare
+        self._repeatable = args.seed is not None
         self._seed: int = secrets.randbits(SEED_BITS) if args.seed is None else args.seed
         self._system = [{"role": "system", "content": args.system}] if args.system else []
         self._turns: list[dict[str, str]] = []
@@ -161,7 +163,11 @@ class _Chat:
             self._turns.pop()
             self._say(f"{error}.")
             return
-        sampling = Sampling(temperature=self._temperature, seed=choice_seed(self._seed, self._answers))
+        sampling = Sampling(
+            temperature=self._temperature,
+            seed=choice_seed(self._seed, self._answers),
+            pinned=self._repeatable and self._temperature > 0,
+        )
         room = self._model.max_len - len(prompt)
         self._last = ChoiceRequest(index=0, prompt=prompt, sampling=sampling, max_tokens=min(self._max_tokens, room))
         self._answers += 1

@@ -23,7 +23,8 @@ from dspark_jax.data.recipe import DataRecipe, read_recipe, recipe_text
 from dspark_jax.data.regenerate import Regeneration
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
-from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, at_least, load_model
+from dspark_jax.engine.arguments import at_least
+from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model
 from dspark_jax.training.overrides import apply_overrides
 
 
@@ -167,7 +168,6 @@ def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
         model.drafter,
         max_batch=model.max_batch,
         max_len=model.max_len,
-        policy=model.policy,
         estimator=model.estimator,
         dtype=jnp.dtype(model.dtype),
         elastic=not args.fixed_shapes,
@@ -202,7 +202,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    # A run that is killed and run again writes the same rows, whatever shares their batches: every draft is verified.
+    add_model_arguments(parser, scheduling=False)
     parser.add_argument(
         "--batch",
         dest="max_batch",

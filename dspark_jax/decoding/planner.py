@@ -117,7 +117,7 @@ class Planner:
         if not isinstance(self._policy, EarlyStop):
             return None
         assert self._curve is not None
-        return self._curve.rates(rows, span, self._block)
+        return self._curve.rates(rows, span, self._block, interpolate=self._policy.interpolate)
 
     def _survival(self, request: Outlook) -> np.ndarray:
         return self._prior_K if request.survival_K is None else request.survival_K

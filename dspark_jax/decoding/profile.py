@@ -41,11 +41,14 @@ class StepCurve:
         spans = sorted({s.span for s in self.measured if s.rows == held})
         return float(np.interp(span, spans, [self._at(held, other, tokens, drafts) for other in spans]))
 
-    def rates(self, rows: int, span: int, block: int) -> np.ndarray:
-        """Rounds per second that verify n = 0..rows*(block+1) tokens, a staircase over the compiled sizes."""
+    def rates(self, rows: int, span: int, block: int, *, interpolate: bool = False) -> np.ndarray:
+        """Rounds per second that verify n = 0..rows*(block+1) tokens: a staircase over the compiled sizes, or the
+        straight lines between its edges."""
         sizes = verify_sizes(rows, block)
         seconds = [self.seconds(rows, span, size, block) for size in sizes]
         tokens = np.arange(rows * (block + 1) + 1)
+        if interpolate:
+            return (1 / np.interp(tokens, sizes, seconds)).astype(np.float32)
         return (1 / np.asarray(seconds))[np.searchsorted(sizes, tokens)].astype(np.float32)
 
     def _at(self, rows: int, span: int, tokens: int, drafts: int) -> float:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+from jax.stages import Lowered
 
 from dspark_jax.core.arrays import Array, DType
 from dspark_jax.decoding.buckets import insert, regroup
@@ -26,7 +27,7 @@ class Programs:
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
-        self.branch_free = all(device.platform != "cpu" for device in self._weights[0].devices())
+        self.branch_free = all(device.platform != "cpu" for device in self._weights[0].sharding.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
 
         def round_(weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
@@ -55,6 +56,10 @@ class Programs:
         law = state.law
         state, out = self._round(self._weights, plan, replace(state, law=replace(law, draws=draws)), guide)
         return replace(state, law=replace(state.law, draws=law.draws)), out
+
+    def lower(self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws) -> Lowered:
+        """The program of a round, ahead of time: target, drafter, state and guide may all be shapes with shardings."""
+        return self._round.lower(self._weights, plan, replace(state, law=replace(state.law, draws=draws)), guide)
 
     def prefill(self, state: DecodeState, window_BN: np.ndarray, start_B: np.ndarray, count_B: np.ndarray):
         """`round.prefill` of tokens and the tokens that follow them, as one window a row."""

@@ -41,10 +41,12 @@ class EarlyStop:
 
     With `fill` the bucket the last of them falls in is then filled in the same order: its other places would be
     computed for nothing. Where the filling starts is known from drafts that rank before the filled ones, so it
-    anticipates nothing either.
+    anticipates nothing either. With `interpolate` the steps of the curve are smoothed away, at whose first edge the
+    rise would often end.
     """
 
     fill: bool = True
+    interpolate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

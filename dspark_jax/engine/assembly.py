@@ -13,16 +13,23 @@ from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.fitted import Fitted
 from dspark_jax.decoding.online import OnlineEstimator
-from dspark_jax.decoding.scheduler import FixedLength, Policy, Threshold
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
-from dspark_jax.drafters.dspark import DSparkConfig
+from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.calibrated import add_estimator_argument, load_estimator
 from dspark_jax.engine.engine import Engine, Slots
 from dspark_jax.engine.openai import Served
 from dspark_jax.engine.refitting import RefittingSlots
+from dspark_jax.engine.scheduling import (
+    NO_FLAGS,
+    Scheduling,
+    Subject,
+    add_scheduling_arguments,
+    check_scheduling,
+    choose_scheduling,
+    knows_chances,
+)
 from dspark_jax.interop import huggingface
-from dspark_jax.interop.deepspec_config import DrafterConfig
 from dspark_jax.interop.drafters import check_drafter, load_drafter
 from dspark_jax.interop.smollm2 import cache_root
 from dspark_jax.targets.model import Target
@@ -31,9 +38,9 @@ DEFAULT_TARGET = "smollm2_135m"
 NO_DRAFT = "none"
 
 # A context longer than this is served when --max-len asks for it.
-_USUAL_LEN = 8192
+USUAL_LEN = 8192
 # A round of every batch size up to these is compiled before the first request, which keeps them small on a CPU.
-_CPU_BATCH, _ACCELERATOR_BATCH = 4, 16
+_CPU_BATCH, ACCELERATOR_BATCH = 4, 16
 _PRETRAINED = Path(__file__).parent.parent / "pretrained"
 
 Say = Callable[[str], None]
@@ -48,7 +55,7 @@ class LoadedModel:
     drafter: Drafter
     tokenizer: ChatTokenizer
     stop_ids: frozenset[int]
-    policy: Policy
+    scheduling: Scheduling
     max_batch: int
     max_len: int
     dtype: str
@@ -81,7 +88,7 @@ class LoadedModel:
         With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed.
         """
         drafter = self.drafter if drafting else NoDrafter()
-        policy = self.policy if drafting else FixedLength()
+        scheduling = self.scheduling if drafting else Scheduling()
         online = None
         if refit_every is not None and self.drafts and drafting:
             start = self.fitted or Fitted.tempered(np.ones(self.drafter.block_size))
@@ -93,7 +100,9 @@ class LoadedModel:
                 drafter,
                 max_batch=self.max_batch,
                 max_len=self.max_len,
-                policy=policy,
+                policy=scheduling.policy,
+                curve=scheduling.curve,
+                rule=scheduling.rule,
                 estimator=self.estimator if drafting else None,
                 dtype=jnp.dtype(self.dtype),
             )
@@ -118,8 +127,11 @@ class LoadedModel:
         return tuple(prompt[: self.max_len - 1])
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that `load_model` reads, but for max_batch, which is the caller's to offer or to set."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, scheduling: bool = True) -> None:
+    """The flags that `load_model` reads, but for max_batch, which is the caller's to offer or to set.
+
+    Without `scheduling` every draft is verified.
+    """
     parser.add_argument(
         "--target",
         default=DEFAULT_TARGET,
@@ -135,18 +147,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-len",
         type=at_least(2),
         metavar="N",
-        help=f"tokens a request may hold, prompt and answer (by default the target's context, at most {_USUAL_LEN})",
+        help=f"tokens a request may hold, prompt and answer (by default the target's context, at most {USUAL_LEN})",
     )
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="by default float32 on a CPU and bfloat16 on an accelerator"
     )
     add_estimator_argument(parser)
-    parser.add_argument(
-        "--confidence-threshold",
-        type=_probability,
-        metavar="P",
-        help="verify only the drafts before the first whose confidence is under P (by default all of them)",
-    )
+    if scheduling:
+        add_scheduling_arguments(parser)
+    else:
+        parser.set_defaults(**NO_FLAGS)
 
 
 def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
@@ -154,7 +164,7 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     draft = _drafter_directory(args.draft, args.target, say)
     directory = huggingface.resolve(args.target)
     spec = huggingface.read_spec(directory)
-    max_len = min(spec.max_len, _USUAL_LEN) if args.max_len is None else args.max_len
+    max_len = min(spec.max_len, USUAL_LEN) if args.max_len is None else args.max_len
     if max_len > spec.max_len:
         raise ValueError(f"--max-len {max_len} is more than the target's context of {spec.max_len} tokens")
     # All that can be wrong with the drafter is said before the target's weights are read.
@@ -162,7 +172,8 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     if draft is not None:
         draft_config = check_drafter(draft, spec)
         fitted = load_estimator(args.estimator, draft, draft_config.block_size, say)
-    policy = _policy(args.confidence_threshold, draft_config, fitted)
+    confident = knows_chances(draft_config, calibrated=fitted is not None)
+    check_scheduling(args, block=0 if draft_config is None else draft_config.block_size, confident=confident)
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
     say(f"Loading the target from {directory} ({dtype}) ...")
@@ -175,14 +186,22 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     stop_ids = huggingface.stop_ids(directory)
     if not stop_ids and tokenizer.eos_id is not None:
         stop_ids = frozenset({tokenizer.eos_id})
+    max_batch = args.max_batch or (_CPU_BATCH if on_cpu else ACCELERATOR_BATCH)
+    scheduling = choose_scheduling(
+        args,
+        Subject(target=target, drafter=drafter, dtype=dtype, confident=confident),
+        max_batch=max_batch,
+        max_len=max_len,
+        say=say,
+    )
     return LoadedModel(
         name=_served_name(args.target, directory),
         target=target,
         drafter=drafter,
         tokenizer=tokenizer,
         stop_ids=stop_ids,
-        policy=policy,
-        max_batch=args.max_batch or (_CPU_BATCH if on_cpu else _ACCELERATOR_BATCH),
+        scheduling=scheduling,
+        max_batch=max_batch,
         max_len=max_len,
         dtype=dtype,
         draft=draft,
@@ -204,35 +223,11 @@ def remember_compilations(say: Say) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def at_least(low: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `low`."""
-
-    def convert(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= low):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return int(text)
-
-    return convert
-
-
-def _probability(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value
-
-
-def _policy(threshold: float | None, config: DrafterConfig | None, fitted: Fitted | None) -> Policy:
-    if threshold is None:
-        return FixedLength()
-    if fitted is None and not (isinstance(config, DSparkConfig) and config.confidence):
-        raise ValueError(
-            "--confidence-threshold needs a drafter with a confidence head or a calibration: there is none"
-        )
-    return Threshold(confidence=threshold)
+def shipped_drafter(target: str) -> Path | None:
+    """The directory of the drafter that comes with the package for this target."""
+    shipped = _PRETRAINED / DEFAULT_TARGET
+    known = target in huggingface.DEFAULT_TARGET_NAMES and (shipped / "config.json").is_file()
+    return shipped if known else None
 
 
 def _drafter_directory(draft: str | None, target: str, say: Say) -> Path | None:
@@ -242,8 +237,7 @@ def _drafter_directory(draft: str | None, target: str, say: Say) -> Path | None:
         return None
     if draft is not None:
         return huggingface.resolve(draft)
-    shipped = _PRETRAINED / DEFAULT_TARGET
-    if target in huggingface.DEFAULT_TARGET_NAMES and (shipped / "config.json").is_file():
+    if (shipped := shipped_drafter(target)) is not None:
         return shipped
     say(f"No drafter is shipped for {target}: decoding without one. Give one with --draft.")
     return None

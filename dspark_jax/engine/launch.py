@@ -8,7 +8,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from dspark_jax.engine.assembly import add_model_arguments, at_least, load_model, remember_compilations
+from dspark_jax.engine.arguments import at_least
+from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
 from dspark_jax.engine.leaving import leave
 from dspark_jax.engine.runner import serve_until_signal
 from dspark_jax.engine.server import build_app

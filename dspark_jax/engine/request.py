@@ -65,6 +65,8 @@ class GenerationRequest:
                     top_k=self.law.top_k,
                     top_p=self.law.top_p,
                     seed=choice_seed(seed, j),
+                    # A text that was asked for by its seed must not depend on who else is served.
+                    pinned=self.law.seed is not None and self.law.temperature > 0,
                 )
                 choices.append(
                     ChoiceRequest(

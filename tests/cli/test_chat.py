@@ -105,6 +105,12 @@ def talk(monkeypatch, capsys, flags):
     return run
 
 
+def test_answers_that_are_to_be_repeatable_do_not_depend_on_what_a_policy_makes_of_this_machine(scripted, talk):
+    for args in ((), ("--seed", "3"), ("--seed", "3", "--temperature", "0")):
+        talk("hello", args=args)
+    assert [sampling.pinned for sampling in scripted.samplings] == [False, True, False]
+
+
 def test_an_answer_comes_with_accepted_length_and_speed_and_without_colours(scripted, talk):
     out = talk("hello")
     first, second, *rest = out.splitlines()

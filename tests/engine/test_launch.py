@@ -60,6 +60,9 @@ def test_defaults_are_loopback_and_the_default_target():
         (["--api-key", " "], "empty"),
         (["--confidence-threshold", "1.5"], "from 0 to 1"),
         (["--confidence-threshold", "nan"], "from 0 to 1"),
+        (["--policy", "best"], "two-step"),
+        (["--verify-length", "-1"], "at least 0"),
+        (["--rule", "none"], "block"),
     ],
 )
 def test_a_flag_out_of_range_is_refused_by_name(bad_flags, flags, words):
@@ -116,6 +119,23 @@ def edit(file, **fields):
 
 def test_more_context_than_the_target_has_is_refused(refused, tiny_target_dir):
     assert "512" in refused("--port", "0", "--target", str(tiny_target_dir), "--max-len", "513")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--policy", "two-step"], "run `dspark profile`, or give --step-curve measure"),
+        (["--policy", "threshold"], "--policy threshold needs --confidence-threshold P"),
+        (["--verify-length", "9"], "more than the drafter's block of 5"),
+        (["--step-curve", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(
+    refused, tiny_target_dir, tiny_drafter_dir, tmp_path, monkeypatch, flags, sentence
+):
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    model = ["--target", str(tiny_target_dir), "--draft", str(tiny_drafter_dir)]
+    assert sentence in refused("--port", "0", *model, *flags)
 
 
 def test_a_threshold_without_a_confidence_head_is_refused(refused, tiny_target_dir, monkeypatch):

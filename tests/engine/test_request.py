@@ -67,3 +67,9 @@ def test_what_does_not_fit_is_refused_with_the_numbers(prompt, asked, numbers):
     assert refusal.value.status == 400
     assert "10 tokens" in refusal.value.message
     assert numbers in refusal.value.message
+
+
+@pytest.mark.parametrize(("seed", "temperature", "pinned"), [(7, 1.0, True), (7, 0.0, False), (None, 1.0, False)])
+def test_a_text_that_is_asked_for_by_its_seed_does_not_depend_on_the_load(seed, temperature, pinned):
+    request = GenerationRequest(prompts=((1,),), law=RequestLaw(seed=seed, temperature=temperature), n=2)
+    assert [choice.sampling.pinned for choice in request.choices(4)] == [pinned] * 2

@@ -1,0 +1,180 @@
+"""Measures the step curve: rounds of every plan that the two-step scheduler may choose, in every state it may hold."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.decoding.buckets import SMALLEST_SPAN, row_bucket
+from dspark_jax.decoding.fingerprint import Fingerprint
+from dspark_jax.decoding.planner import two_step_plans
+from dspark_jax.decoding.profile import Shape, StepCurve
+from dspark_jax.decoding.profile_file import Profile, load_profile, save_profile
+from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.rejection import Rule
+from dspark_jax.decoding.round import DecodeState, RoundPlan
+from dspark_jax.decoding.scheduler import Guide, TwoStep
+from dspark_jax.ops.sampling import Draws
+
+REPEATS = 5
+PARTIAL = ".partial"
+
+Watch = Callable[[int], None]
+"""Hears how many rounds have been measured."""
+
+
+def default_spans(max_len: int, block: int, *, on_cpu: bool) -> tuple[int, ...]:
+    """Spans to measure for requests of up to max_len tokens. Time is nearly linear in the span, so a few will do."""
+    wanted = (SMALLEST_SPAN, 2048) if on_cpu else (SMALLEST_SPAN, 2048, 8192)
+    return tuple(sorted({min(span, max_len + block + 1) for span in wanted}))
+
+
+def row_buckets(max_batch: int) -> tuple[int, ...]:
+    """Row counts that a state of up to max_batch requests takes."""
+    return tuple(sorted({row_bucket(rows, max_batch) for rows in range(1, max_batch + 1)}))
+
+
+def states(max_batch: int, spans: Sequence[int]) -> list[tuple[int, int]]:
+    """(rows, span) of everything that is measured."""
+    return [(rows, span) for rows in row_buckets(max_batch) for span in spans]
+
+
+def plans(rows: int, block: int, rule: Rule = Rule.TOKEN) -> list[tuple[RoundPlan, int]]:
+    """The rounds that are measured in such a state, with the tokens they verify."""
+    return two_step_plans(rows, block, TwoStep(), rule)
+
+
+def measure(
+    programs: Programs,
+    rows: int,
+    span: int,
+    *,
+    block: int,
+    rule: Rule,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[tuple[Shape, float]]:
+    """The median round, drafting included, of every plan for states of this shape.
+
+    Shapes are read off what ran, not off what was asked for.
+    """
+    guide = Guide.unguided(rows, block)
+    draws = Draws.PLAIN if programs.branch_free else Draws.ANY
+    state = _full(programs.empty(rows, span), block)
+
+    def run(plan: RoundPlan) -> tuple[DecodeState, Shape, float]:
+        started = jax.block_until_ready(_full(state, block))
+        began = clock()
+        after, out = jax.block_until_ready(programs.round(plan, started, guide, draws))
+        seconds = clock() - began
+        ran_rows, width = out.tokens_BN.shape
+        verified = ran_rows + int(np.sum(out.verified_B))
+        return after, Shape(ran_rows, after.cache.keys[0].shape[2], verified, width - 1), seconds
+
+    for plan, _ in plans(rows, block, rule):
+        # The first time compiles.
+        state, shape, _ = run(plan)
+        times = []
+        for _ in range(repeats):
+            state, _, seconds = run(plan)
+            times.append(seconds)
+        yield shape, statistics.median(times)
+
+
+def profile(
+    path: Path,
+    fingerprint: Fingerprint,
+    programs: Programs,
+    *,
+    max_batch: int,
+    spans: Sequence[int],
+    repeats: int = REPEATS,
+    watch: Watch = lambda done: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Measures all states of up to max_batch rows, and writes `path`.
+
+    What an interrupted run of the same method measured lies beside `path` and is not measured again.
+    """
+    return fill(
+        path,
+        fingerprint,
+        lambda rows, span: measure(
+            programs,
+            rows,
+            span,
+            block=fingerprint.block,
+            rule=Rule(fingerprint.rule),
+            repeats=repeats,
+            clock=clock,
+        ),
+        max_batch=max_batch,
+        spans=spans,
+        method=f"median of {repeats} rounds after one that compiles",
+        watch=watch,
+    )
+
+
+def fill(
+    path: Path,
+    fingerprint: Fingerprint,
+    rounds_of: Callable[[int, int], Iterator[tuple[Shape, float]]],
+    *,
+    max_batch: int,
+    spans: Sequence[int],
+    method: str,
+    predicted: bool = False,
+    watch: Watch = lambda done: None,
+) -> Profile:
+    """Gathers the rounds of every (rows, span), small states first, in a file that takes `path`'s place at the end."""
+    partial = path.with_name(path.name + PARTIAL)
+    measured = _already(partial, fingerprint, method, predicted)
+    done = 0
+    for rows, span in states(max_batch, spans):
+        if any((shape.rows, shape.span) == (rows, span) for shape in measured):
+            done += len(plans(rows, fingerprint.block))
+            watch(done)
+            continue
+        found: dict[Shape, float] = {}
+        for shape, seconds in rounds_of(rows, span):
+            found[shape] = seconds
+            done += 1
+            watch(done)
+        measured |= found
+        save_profile(partial, _profile(fingerprint, measured, method, predicted))
+    wanted = set(states(max_batch, spans))
+    whole = {shape: seconds for shape, seconds in measured.items() if (shape.rows, shape.span) in wanted}
+    result = _profile(fingerprint, whole, method, predicted)
+    save_profile(path, result)
+    partial.unlink(missing_ok=True)
+    return result
+
+
+def _already(partial: Path, fingerprint: Fingerprint, method: str, predicted: bool) -> dict[Shape, float]:
+    """What an interrupted run left; nothing where it went about it in another way."""
+    if not partial.exists():
+        return {}
+    try:
+        found = load_profile(partial, fingerprint, predicted=True)
+    except ValueError as error:
+        raise ValueError(f"{error}, or remove what an interrupted run left there") from None
+    return dict(found.curve.measured) if (found.method, found.predicted) == (method, predicted) else {}
+
+
+def _profile(fingerprint: Fingerprint, measured: dict[Shape, float], method: str, predicted: bool) -> Profile:
+    return Profile(fingerprint=fingerprint, curve=StepCurve(measured), method=method, predicted=predicted)
+
+
+def _full(state: DecodeState, block: int) -> DecodeState:
+    """Every row sampled at temperature 1, its anchor as late as a round allows."""
+    rows, span = state.position_B.shape[0], state.cache.keys[0].shape[2]
+    return replace(
+        state,
+        position_B=jnp.full(rows, span - block - 1, jnp.int32),
+        law=replace(state.law, temperature_B=jnp.ones(rows, jnp.float32)),
+    )

@@ -1,0 +1,124 @@
+"""Measuring rounds: what is asked for is what runs, and an interrupted run goes on."""
+
+from itertools import cycle
+from types import SimpleNamespace
+
+import pytest
+
+from dspark_jax.decoding import round as round_module
+from dspark_jax.decoding.fingerprint import Fingerprint
+from dspark_jax.decoding.measure import default_spans, fill, plans, profile, row_buckets
+from dspark_jax.decoding.profile import Shape
+from dspark_jax.decoding.profile_file import load_profile
+from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.rejection import Rule
+
+BLOCK = 2
+
+
+@pytest.fixture(scope="module")
+def fingerprint(five):
+    return Fingerprint.of(*five, dtype="float32", rule=Rule.TOKEN)
+
+
+@pytest.fixture(scope="module")
+def measured(five, fingerprint, tmp_path_factory):
+    """Rounds of 2 rows of 40 positions that take 1000, 5, 7 and 100 s by the clock: path, profile, what was packed."""
+    path = tmp_path_factory.mktemp("profile") / "curve.json"
+    elapsed, now, packed, seen, laws = cycle([0.0, 1000.0, 0.0, 5.0, 0.0, 7.0, 0.0, 100.0]), [0.0], [], [], []
+    packing = round_module.packing
+
+    def clock():
+        now[0] += next(elapsed)
+        return now[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_module, "packing", lambda *shape: packed.append(shape[1:]) or packing(*shape))
+        patch.setattr("dspark_jax.decoding.measure.row_buckets", lambda max_batch: (max_batch,))
+        programs = Programs(*five, dtype="float32")
+        run = programs.round
+
+        def spied(plan, state, guide, draws):
+            laws.append((state.position_B.tolist(), state.law.temperature_B.tolist()))
+            return run(plan, state, guide, draws)
+
+        patch.setattr(programs, "round", spied)
+        options = {"max_batch": 2, "spans": (40,), "repeats": 3, "watch": seen.append, "clock": clock}
+        found = profile(path, fingerprint, programs, **options)
+    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws)
+
+
+def test_d31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
+    shapes = list(measured.profile.curve.measured)
+    assert shapes == [Shape(2, 40, 2, 0), Shape(2, 40, 4, 2), Shape(2, 40, 6, 2)]
+    assert [(shape.tokens, shape.drafts) for shape in shapes] == [(size, p.drafts) for p, size in plans(2, BLOCK)]
+    assert measured.packed == [(BLOCK + 1, 4)], "the budget of 4 tokens is computed on an axis of 4"
+
+
+def test_every_round_is_of_a_full_state_that_samples(measured):
+    assert len(measured.laws) == 3 * 4
+    assert all(law == ([40 - BLOCK - 1] * 2, [1.0, 1.0]) for law in measured.laws)
+
+
+def test_the_median_is_taken_after_a_round_that_compiles(measured):
+    assert set(measured.profile.curve.measured.values()) == {7.0}
+    assert "median of 3" in measured.profile.method
+
+
+def test_what_was_measured_is_written_and_nothing_partial_stays(measured, fingerprint):
+    assert load_profile(measured.path, fingerprint) == measured.profile
+    assert list(measured.path.parent.iterdir()) == [measured.path]
+    assert measured.seen == [1, 2, 3]
+
+
+def script(asked, stop_at=None):
+    """Rounds that take no time at all."""
+
+    def rounds_of(rows, span):
+        if (rows, span) == stop_at:
+            raise KeyboardInterrupt
+        asked.append((rows, span))
+        for _, tokens in plans(rows, BLOCK):
+            yield Shape(rows, span, tokens, tokens // rows - 1), float(rows + span)
+
+    return rounds_of
+
+
+def test_an_interrupted_run_goes_on_where_it_was(fingerprint, tmp_path):
+    path, asked = tmp_path / "curve.json", []
+    options = {"max_batch": 4, "spans": (256, 512), "method": "by script"}
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, fingerprint, script(asked, stop_at=(2, 512)), **options)
+    assert not path.exists()
+    assert asked == [(1, 256), (1, 512), (2, 256)]
+    seen = []
+    found = fill(path, fingerprint, script(asked), **options, watch=seen.append)
+    assert asked == [(1, 256), (1, 512), (2, 256), (2, 512), (4, 256), (4, 512)]
+    assert seen[-1] == len(found.curve.measured) == 18
+    assert found == load_profile(path, fingerprint)
+
+
+def test_what_was_measured_in_another_way_is_not_gone_on_with(fingerprint, tmp_path):
+    path, asked = tmp_path / "curve.json", []
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, fingerprint, script(asked, stop_at=(2, 256)), max_batch=2, spans=(256,), method="one")
+    fill(path, fingerprint, script(asked), max_batch=2, spans=(256,), method="two")
+    assert asked == [(1, 256), (1, 256), (2, 256)]
+
+
+def test_what_an_interrupted_run_of_another_machine_left_is_refused(fingerprint, tmp_path):
+    path = tmp_path / "curve.json"
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, fingerprint, script([], stop_at=(2, 256)), max_batch=2, spans=(256,), method="m")
+    fields = vars(fingerprint) | {"device": "another"}
+    with pytest.raises(ValueError, match=r"and here it is another; .* or remove what an interrupted run left"):
+        fill(path, Fingerprint(**fields), script([]), max_batch=2, spans=(256,), method="m")
+
+
+def test_states_are_those_that_serving_holds():
+    assert row_buckets(1) == (1,)
+    assert row_buckets(6) == (1, 2, 4, 6)
+    assert default_spans(60, 3, on_cpu=True) == (64,)
+    assert default_spans(8192, 7, on_cpu=True) == (256, 2048)
+    assert default_spans(8192, 7, on_cpu=False) == (256, 2048, 8192)
+    assert default_spans(4000, 7, on_cpu=False) == (256, 2048, 4008)

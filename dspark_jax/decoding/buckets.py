@@ -27,6 +27,15 @@ def verify_sizes(rows: int, block: int) -> tuple[int, ...]:
     return tuple(rows * width for width in widths if width <= block + 1)
 
 
+def switch_sizes(rows: int, block: int) -> tuple[int, ...]:
+    """The fewer ones of a program that holds them all: 1, 2, 4, ... tokens a row, and block + 1."""
+    return tuple(
+        size
+        for size in verify_sizes(rows, block)
+        if size // rows & (size // rows - 1) == 0 or size == rows * (block + 1)
+    )
+
+
 def span_bucket(positions: int, largest: int) -> int:
     """Span of the state that holds `positions`: a power of two from 256 up, or `largest`."""
     return min(max(_power_of_two(positions), SMALLEST_SPAN), largest)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dspark_jax.decoding.buckets import verify_sizes
+from dspark_jax.decoding.buckets import switch_sizes, verify_sizes
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import RoundPlan
@@ -58,7 +58,7 @@ class Planner:
                 drafts = self._block if length is None else min(length, self._block)
                 return (RoundPlan(drafts=drafts, rule=self._rule),)
             case Threshold() | EarlyStop():
-                return (RoundPlan(policy=self._policy, sizes=verify_sizes(rows, self._block), rule=self._rule),)
+                return (RoundPlan(policy=self._policy, sizes=switch_sizes(rows, self._block), rule=self._rule),)
             case TwoStep():
                 return tuple(plan for plan, _ in two_step_plans(rows, self._block, self._policy, self._rule))
 
@@ -117,7 +117,7 @@ class Planner:
         if not isinstance(self._policy, EarlyStop):
             return None
         assert self._curve is not None
-        return self._curve.rates(rows, span, self._block, interpolate=self._policy.interpolate)
+        return self._curve.rates(rows, span, switch_sizes(rows, self._block), interpolate=self._policy.interpolate)
 
     def _survival(self, request: Outlook) -> np.ndarray:
         return self._prior_K if request.survival_K is None else request.survival_K

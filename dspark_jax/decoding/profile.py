@@ -1,12 +1,10 @@
 """The step curve: how long a round takes on this machine, by how much it verifies (SPS of section 3.3)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from dspark_jax.decoding.buckets import verify_sizes
 
 
 class Shape(NamedTuple):
@@ -41,12 +39,12 @@ class StepCurve:
         spans = sorted({s.span for s in self.measured if s.rows == held})
         return float(np.interp(span, spans, [self._at(held, other, tokens, drafts) for other in spans]))
 
-    def rates(self, rows: int, span: int, block: int, *, interpolate: bool = False) -> np.ndarray:
-        """Rounds per second that verify n = 0..rows*(block+1) tokens: a staircase over the compiled sizes, or the
-        straight lines between its edges."""
-        sizes = verify_sizes(rows, block)
-        seconds = [self.seconds(rows, span, size, block) for size in sizes]
-        tokens = np.arange(rows * (block + 1) + 1)
+    def rates(self, rows: int, span: int, sizes: Sequence[int], *, interpolate: bool = False) -> np.ndarray:
+        """Rounds per second that verify n = 0..sizes[-1] tokens: a staircase over the compiled sizes, or the straight
+        lines between its edges."""
+        drafts = sizes[-1] // rows - 1
+        seconds = [self.seconds(rows, span, size, drafts) for size in sizes]
+        tokens = np.arange(sizes[-1] + 1)
         if interpolate:
             return (1 / np.interp(tokens, sizes, seconds)).astype(np.float32)
         return (1 / np.asarray(seconds))[np.searchsorted(sizes, tokens)].astype(np.float32)

@@ -244,6 +244,7 @@ def test_control_characters_of_the_model_do_not_reach_the_terminal(scripted, ter
     assert "\x1b[2J" not in out
 
 
+@pytest.mark.slow
 def test_a_real_model_gives_the_same_text_with_and_without_drafts(talk, monkeypatch):
     monkeypatch.setattr(chat, "remember_compilations", lambda say: None)
     out = talk("hello there", "/compare", args=("--temperature", "0", "--max-tokens", "40", "--max-len", "120"))

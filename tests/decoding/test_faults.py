@@ -27,6 +27,7 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 2)
 from dspark_jax.core.mesh import make_mesh, module_shardings
+from dspark_jax.decoding.scheduler import Threshold
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.interop.drafters import load_drafter
 from dspark_jax.interop.huggingface import load_target
@@ -39,7 +40,7 @@ assert drafter.config.markov_rank == 0
 record = json.loads((golden / "drafters" / "dflash_qwen3" / "decode_reference.json").read_text())[1]
 start, rounds = len(record["prompt"]) + 1, record["acceptance_lengths"][:6]
 assert sum(rounds) > len(rounds)
-for ways in (1, 2):
+for ways in (2,):
     mesh = make_mesh(tensor=ways, devices=jax.devices()[:ways])
     placed = [jax.device_put(module, module_shardings(mesh, module)) for module in (target, drafter)]
     split = placed[1].layers[0].attention.q[...].addressable_shards[0].data.shape
@@ -51,10 +52,22 @@ for ways in (1, 2):
     assert [len(out.tokens) for out in outs] == rounds, (ways, outs)
     assert text == record["output_ids"][start : start + len(text)], (ways, text)
     assert all(set(out.confidence) == {1.0} for out in outs)
+
+# D-27: every device must choose the same lengths, and those that one device alone does.
+drafter = load_drafter(golden / "drafters" / "dspark_vanilla_qwen3", "float32")
+lengths = []
+for ways in (1, 2):
+    mesh = make_mesh(tensor=ways, devices=jax.devices()[:ways])
+    placed = [jax.device_put(module, module_shardings(mesh, module)) for module in (target, drafter)]
+    slots = DecodeSlots(*placed, max_batch=2, max_len=48, policy=Threshold(confidence=0.5), elastic=False)
+    slots.admit_many([record["output_ids"][:start], record["output_ids"][: start + 3]], [Sampling()] * 2)
+    lengths.append([out.verified for _ in range(5) for out in slots.step()])
+assert lengths[0] == lengths[1], lengths
+assert len(set(lengths[0])) > 1, lengths
 """
 
 
-def test_d_03_rank_0_without_a_confidence_head_decodes_under_tensor_parallelism(golden):
+def test_d_03_d_27_rank_0_decodes_and_lengths_agree_under_tensor_parallelism(golden):
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", textwrap.dedent(SHARDED), str(golden)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -73,6 +73,12 @@ def test_d_02_d_07_d_09_rounds_of_the_reference(slots, records):
     assert_rounds(slots, [record for record in records if not record.get("confidence_threshold")])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "dspark_vanilla_llama" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+    indirect=True,
+    scope="module",
+)
 def test_rounds_of_the_reference_cut_by_confidence(target, drafter, records):
     chosen = [record for record in records if record.get("confidence_threshold") == 0.5]
     if not getattr(drafter, "confidence_head", None):

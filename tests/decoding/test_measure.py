@@ -48,7 +48,7 @@ def measured(five, fingerprint, tmp_path_factory):
     return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws)
 
 
-def test_d31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
+def test_d_31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
     shapes = list(measured.profile.curve.measured)
     assert shapes == [Shape(2, 40, 2, 0), Shape(2, 40, 4, 2), Shape(2, 40, 6, 2)]
     assert [(shape.tokens, shape.drafts) for shape in shapes] == [(size, p.drafts) for p, size in plans(2, BLOCK)]

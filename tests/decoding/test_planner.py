@@ -1,11 +1,13 @@
 """The host's choice of the next round, against every choice it had."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_jax.decoding.buckets import verify_sizes
+from dspark_jax.decoding.buckets import switch_sizes, verify_sizes
 from dspark_jax.decoding.planner import Outlook, Planner, two_step_plans
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.rejection import Rule
@@ -111,12 +113,35 @@ def test_one_request_drafts_no_more_than_is_verified():
     assert 0 < plan.drafts < BLOCK
 
 
-def test_d_55_every_plan_counts_one_token_more_than_it_drafts():
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 7, 8, 15, 16])
+def test_d_34_d_55_plans_of_any_block_verify_one_token_more_than_they_draft(block):
     for rows in (1, 2, 3, 8):
-        for plan, tokens in two_step_plans(rows, BLOCK, TwoStep(), Rule.TOKEN):
+        plans = two_step_plans(rows, block, TwoStep(), Rule.TOKEN)
+        assert [plans[0][1], plans[-1][1]] == [rows, rows * (block + 1)]
+        assert plans[-1][0] == RoundPlan(drafts=block)
+        assert all(fewer < more for (_, fewer), (_, more) in pairwise(plans))
+        for plan, tokens in plans:
             assert plan.sizes in ((), (tokens,))
             assert rows <= tokens <= rows * (plan.drafts + 1)
             assert plan.sizes or tokens == rows * (plan.drafts + 1)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(0.05, 0.99), min_size=ROWS, max_size=ROWS),
+    st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
+)
+def test_d_30_no_length_for_all_promises_more_than_the_budget_chosen(confidences, steps):
+    times = dict(zip(verify_sizes(ROWS, BLOCK), 1.0 + np.cumsum(steps), strict=True))
+    requests, some = told(*confidences), planner(lambda size, _: times[size])
+    survival = np.stack([request.survival_K for request in requests])
+    chosen = budget(some.plan(ROWS, SPAN, requests))
+    ranked = np.sort(survival.ravel())[::-1]
+    promised = (ROWS + ranked[: chosen - ROWS].sum()) / times[chosen]
+    for length in (0, 1, 2, 3, 5, 7):
+        fixed = (ROWS + survival[:, :length].sum()) / times[ROWS * (length + 1)]
+        # min_gain is what a larger budget must promise over the one before.
+        assert promised > fixed * 0.95
 
 
 def test_confidences_of_a_shorter_block_are_continued_as_others_fall_off():
@@ -141,7 +166,8 @@ def test_other_policies_need_one_plan_a_batch_size():
 
 def test_algorithm_1_is_told_the_staircase_of_the_measured_sizes():
     rates = Planner(EarlyStop(), block=BLOCK, curve=curve(lambda size, _: float(size))).rates(ROWS, SPAN)
-    sizes = verify_sizes(ROWS, BLOCK)
+    sizes = switch_sizes(ROWS, BLOCK)
+    assert sizes == (ROWS, 2 * ROWS, 4 * ROWS, 8 * ROWS)
     assert len(rates) == sizes[-1] + 1
     # The smallest drafting round is the one of sizes[1].
     measured = [sizes[1], *sizes[1:]]

@@ -87,7 +87,7 @@ def test_one_program_verifies_the_same_packed_and_whole(small):
     assert len({np.searchsorted(sizes, total) for total in totals}) > 1
 
 
-@pytest.mark.parametrize("name", ["threshold", "early stop", "two-step"])
+@pytest.mark.parametrize("name", ["early stop", "two-step"])
 def test_a_thousand_rounds_compile_nothing_after_the_warm_up(small, name):
     # The others have one plan a batch size.
     elastic = {"elastic": True, "max_batch": 2} if name == "two-step" else {}
@@ -111,8 +111,9 @@ def test_a_thousand_rounds_compile_nothing_after_the_warm_up(small, name):
 
 def test_d_29_less_is_verified_the_more_requests_there_are(small, oracle_of):
     """Verification tokens of a request fall with load where each one costs."""
-    pair = small[0], oracle_of(small[0], block=BLOCK, shift=0)
-    costly = curve(lambda tokens, drafts: 40.0 + tokens)
+    perfect = oracle_of(small[0], block=BLOCK, shift=0)
+    pair = small[0], perfect.replace(confidence_KV=jnp.full_like(perfect.confidence_KV, 0.6))
+    costly = curve(lambda tokens, drafts: 40.0 + 4 * tokens)
     means = []
     for requests in (2, 6, 8):
         slots = DecodeSlots(*pair, max_batch=8, max_len=60, policy=TwoStep(), curve=costly, elastic=False)

@@ -59,7 +59,7 @@ def test_what_is_written_is_what_is_read(file):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Fingerprint)])
-def test_d32_another_fingerprint_is_refused_by_the_field_that_differs(file, field):
+def test_d_32_another_fingerprint_is_refused_by_the_field_that_differs(file, field):
     here = getattr(MINE, field)
     other = replace(MINE, **{field: here + 1 if isinstance(here, int) else "another"})
     assert f"its {field} is {here}, and here it is {getattr(other, field)}" in refusal(file, other)
@@ -125,7 +125,7 @@ def test_more_tokens_never_take_less_time(seconds):
     assert all(before <= after for before, after in pairwise(found))
     assert found[-1] == max(seconds[1:])
     for interpolate in (False, True):
-        rates = curve.rates(2, 256, 7, interpolate=interpolate)
+        rates = curve.rates(2, 256, SIZES, interpolate=interpolate)
         assert rates.shape == (17,)
         assert (np.diff(rates) <= 0).all()
         at_edges = [found[size - 3] for size in SIZES[1:]]
@@ -134,7 +134,7 @@ def test_more_tokens_never_take_less_time(seconds):
 
 def test_rates_are_a_staircase_or_the_lines_between_its_edges():
     curve = StepCurve(curve_of([1, 2, 4, 6, 10, 20]))
-    stairs, lines = 1 / curve.rates(2, 256, 7), 1 / curve.rates(2, 256, 7, interpolate=True)
+    stairs, lines = (1 / curve.rates(2, 256, SIZES, interpolate=each) for each in (False, True))
     # 8 tokens are measured, and 12.
     assert stairs[8:13].tolist() == pytest.approx([6, 10, 10, 10, 10])
     assert lines[8:13].tolist() == pytest.approx([6, 7, 8, 9, 10])
@@ -144,7 +144,7 @@ def test_algorithm_1_is_given_the_rates_it_asks_for():
     curve = StepCurve(curve_of([1, 2, 4, 6, 10, 20]))
     for interpolate in (False, True):
         planner = Planner(EarlyStop(interpolate=interpolate), block=7, curve=curve)
-        assert planner.rates(2, 256).tolist() == curve.rates(2, 256, 7, interpolate=interpolate).tolist()
+        assert planner.rates(2, 256).tolist() == curve.rates(2, 256, (2, 4, 8, 16), interpolate=interpolate).tolist()
 
 
 def test_time_is_linear_between_spans_and_the_nearest_beyond():

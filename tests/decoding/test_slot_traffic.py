@@ -74,7 +74,7 @@ def compiled(slots):
     return slots._programs._round._cache_size()
 
 
-def test_random_traffic_keeps_every_invariant_and_compiles_no_round(small, slots, is_greedy, alone):
+def test_d_35_random_traffic_keeps_every_invariant_and_compiles_no_round(small, slots, is_greedy, alone):
     """Admissions, aborts and rounds at random: state and books agree after each, texts are right at the end."""
     rng = np.random.default_rng(0)
     before = compiled(slots)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.drafters.base import CERTAIN
 from dspark_jax.drafters.heads import GatedMarkov, RnnMarkov
 from dspark_jax.nn.block import LayerSpec
 from dspark_jax.ops.rope import RopeSpec
@@ -70,7 +71,7 @@ def test_d_13_a_decoded_block_is_the_trained_one_and_its_draws_follow_the_traine
     logits, confidence = drafter.head_logits(vocabulary, trained, previous)
     np.testing.assert_allclose(proposal.probs_BKV, law_probs(logits, law), atol=1e-5)
     np.testing.assert_allclose(jax.nn.sigmoid(proposal.logit_BK), jax.nn.sigmoid(confidence), atol=1e-5)
-    assert (confidence == jnp.inf).all() == (drafter.confidence_head is None)
+    assert (confidence == CERTAIN).all() == (drafter.confidence_head is None)
     # The block's own entries are scratch: what was committed before the anchor is untouched.
     for row, start in enumerate(start_B[:LENGTH]):
         for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.drafters.base import CERTAIN
 from dspark_jax.drafters.objective import LossWeights, block_labels, block_objective, total_loss
 from dspark_jax.ops.sampling import SamplingLaw
 
@@ -93,7 +94,7 @@ def test_logits_of_every_slot_and_confidences(outcome, reference):
     if "confidence_logits" in reference:
         np.testing.assert_allclose(confidence[mask], reference["confidence_logits"][mask], atol=2e-4)
     else:
-        assert (confidence == jnp.inf).all()
+        assert (confidence == CERTAIN).all()
 
 
 def test_loss_and_terms_of_the_reference(outcome, reference, weights):

@@ -169,7 +169,9 @@ def process(talkative_target, tiny_drafter_dir, cache):
     def start(*flags):
         command = [sys.executable, str(ROOT / "serve.py"), "--target", str(talkative_target), "--max-batch", "1"]
         command += ["--draft", str(tiny_drafter_dir), "--port", "0", *flags]
-        environment = {**os.environ, "DSPARK_CACHE": str(cache), "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
+        # The tests' own cache of compilations would take the place of the one that is looked at.
+        inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+        environment = {**inherited, "DSPARK_CACHE": str(cache), "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
         started.append(
             subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT

@@ -59,7 +59,9 @@ def small_gemma(golden_folder, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("dspark_rnn", "dflash"))) for name in SHAPES]
+)
 def test_two_steps_from_start_to_exported_drafter(name, small_config, small_target, small_gemma, tmp_path):
     evaluation = replace(small_config.evaluation, every=2, new_tokens=4, temperatures=(1.0,))
     folder = small_gemma if name == "dspark_gated" else small_target

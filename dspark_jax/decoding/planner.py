@@ -76,16 +76,21 @@ class Planner:
         if pinned:
             needed = len(requests) + self._block * len(pinned)
             options = [o for o in options if o.plan.drafts == self._block and o.tokens >= needed]
-        gains_N = np.sort(
-            np.concatenate([self._survival(request) for request in drafting if not request.pinned] or [np.zeros(0)])
-        )[::-1]
-        expected_N = np.concatenate([[0.0], np.cumsum(gains_N)])
+        others = [self._survival(request) for request in drafting if not request.pinned]
+        survival_BK = np.stack(others) if others else np.zeros((0, self._block))
+        # Small batches may draft less than a block: expected gains by how much is drafted, the likeliest first.
+        gains = {
+            drafts: np.concatenate([[0.0], np.cumsum(np.sort(survival_BK[:, :drafts].ravel())[::-1])])
+            for drafts in {option.plan.drafts for option in options}
+        }
         certain = len(requests) + sum(float(np.sum(self._survival(request))) for request in pinned)
 
         def rate(option: _Option) -> float:
+            if option is without:
+                return len(requests) / option.seconds
             budget = option.tokens - len(requests) - self._block * len(pinned)
-            expected = certain + expected_N[min(max(budget, 0), len(gains_N))]
-            return expected / option.seconds
+            expected_N = gains[option.plan.drafts]
+            return (certain + expected_N[min(max(budget, 0), len(expected_N) - 1)]) / option.seconds
 
         best = without if not pinned else options[0]
         for option in options:

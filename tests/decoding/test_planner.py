@@ -86,6 +86,11 @@ def test_a_resting_request_leaves_the_budget_to_the_others():
     assert ROWS < budget(even.plan(ROWS, SPAN, requests)) < crowded
 
 
+def test_a_round_without_drafts_is_promised_no_drafts_however_many_rows_are_empty():
+    even = planner(lambda size, drafts: 10.0 + size)
+    assert even.plan(ROWS, SPAN, told(0.9)).drafts > 0
+
+
 def test_what_a_larger_budget_promises_must_be_worth_it():
     times = {4: 1.0, 8: 1.5, 12: 2.2, 16: 2.2, 24: 3.0, 32: 3.0}
     requests = told(*[0.7] * ROWS)

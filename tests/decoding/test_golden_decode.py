@@ -27,7 +27,14 @@ MAX_LEN, ROWS = 64, 4
 encode = jax.jit(lambda target, tokens: target.vocabulary.logits(target.encode(tokens, ()).hidden_BTD))
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# One for every kind of drafter and every family; the other pairs differ from these in nothing but their numbers.
+_SLOW = ("dspark_vanilla_qwen3", "dspark_gated_qwen3", "dflash_gemma4")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in NAMES],
+)
 def name(request):
     return request.param
 

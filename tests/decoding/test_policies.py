@@ -87,7 +87,7 @@ def test_one_program_verifies_the_same_packed_and_whole(small):
     assert len({np.searchsorted(sizes, total) for total in totals}) > 1
 
 
-@pytest.mark.parametrize("name", ["early stop", "two-step"])
+@pytest.mark.parametrize("name", [pytest.param("early stop", marks=pytest.mark.slow), "two-step"])
 def test_a_thousand_rounds_compile_nothing_after_the_warm_up(small, name):
     # The others have one plan a batch size.
     elastic = {"elastic": True, "max_batch": 2} if name == "two-step" else {}

@@ -5,7 +5,7 @@ pays for a full batch or a long context. `generate` and the server both drive th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.core.arrays import DType
-from dspark_jax.decoding.buckets import prefill_chunks, request_keys, row_bucket, span_bucket
+from dspark_jax.decoding.admission import Sampling, known_draws, prefilled
+from dspark_jax.decoding.buckets import row_bucket, span_bucket
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.planner import Outlook, Planner
 from dspark_jax.decoding.profile import StepCurve
@@ -23,29 +24,11 @@ from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import DecodeState, RoundOutput
 from dspark_jax.decoding.scheduler import FixedLength, Guide, Policy
 from dspark_jax.drafters.base import Drafter
-from dspark_jax.ops.sampling import Draws, SamplingLaw
+from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 
 _PREFILL_GROUP = 32
 _ROUNDS_BEFORE_SHRINKING = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """The law one request asked for. Temperature 0 is greedy; top_k 0 and top_p 1 keep the whole vocabulary.
-
-    `pinned`: all its drafts are verified whatever the load, so that its seed says the same alone and among others.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    pinned: bool = False
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.temperature < float("inf") and self.top_k >= 0 and 0 < self.top_p <= 1):
-            raise ValueError(f"sampling: needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, got {self}")
 
 
 class SlotRound(NamedTuple):
@@ -197,7 +180,9 @@ class DecodeSlots:
         plan = self._planner.plan(held_rows, span, [live.outlook for _, live in riders])
         if self._guide is None:
             self._guide = self._make_guide(held_rows, span)
-        self._state, out = self._programs.round(plan, self._state, self._guide, self._draws(riders))
+        self._state, out = self._programs.round(
+            plan, self._state, self._guide, self._draws([live.sampling for _, live in riders])
+        )
         return Flight(out=out, rows=riders, span=span, held_rows=held_rows)
 
     def finish(self, flight: Flight) -> list[SlotRound]:
@@ -256,13 +241,8 @@ class DecodeSlots:
             rates_N=None if rates is None else jnp.asarray(rates),
         )
 
-    def _draws(self, riders: tuple[tuple[int, _Live], ...]) -> Draws:
-        if not self._programs.branch_free:
-            return Draws.ANY
-        laws = [live.sampling for _, live in riders]
-        if all(law.temperature == 0 for law in laws):
-            return Draws.GREEDY
-        return Draws.PLAIN if all(law.top_k == 0 and law.top_p == 1 for law in laws) else Draws.FILTERED
+    def _draws(self, laws: Sequence[Sampling]) -> Draws:
+        return known_draws(laws) if self._programs.branch_free else Draws.ANY
 
     def _positions(self) -> int:
         """Positions the next round may write, over all live requests; rounds in flight count as fully accepted."""
@@ -274,7 +254,7 @@ class DecodeSlots:
         prompts = [np.asarray(prompt, np.int32) for prompt, _ in requests]
         needed = max(self._positions(), max(map(len, prompts)) + self.block_size)
         span = self._fit(len(self._row_of) + len(requests), needed)
-        group = self._prefilled(prompts, [sampling for _, sampling in requests], span)
+        group = prefilled(self._programs, prompts, [sampling for _, sampling in requests], size=self._group, span=span)
         free = [row for row, live in enumerate(self._rows) if live is None][: len(requests)]
         size = group.anchor_B.shape[0]
         rows_G = np.asarray(free + [len(self._rows)] * (size - len(free)), np.int32)
@@ -290,33 +270,6 @@ class DecodeSlots:
             self._row_of[self._handles] = row
             self._handles += 1
         return list(range(self._handles - len(free), self._handles))
-
-    def _prefilled(self, prompts: list[np.ndarray], samplings: list[Sampling], span: int) -> DecodeState:
-        """A state of these requests: everything before each anchor taken in, the anchor the prompt's last token."""
-        size = self._group
-        padding = size - len(prompts)
-        prompts = prompts + [np.zeros(1, np.int32)] * padding
-        samplings = samplings + [Sampling()] * padding
-        state = self._programs.empty(size, span)
-        lengths = [len(prompt) - 1 for prompt in prompts]
-        for start_B, chunk in prefill_chunks(lengths, span):
-            window_BN = np.zeros((size, chunk + 1), np.int32)
-            for row, (prompt, start) in enumerate(zip(prompts, start_B, strict=True)):
-                piece = prompt[start : start + chunk + 1]
-                window_BN[row, : len(piece)] = piece
-            count_B = np.minimum(np.asarray(lengths, np.int32) - start_B, chunk)
-            state = self._programs.prefill(state, window_BN, start_B, count_B)
-        return replace(
-            state,
-            anchor_B=jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32),
-            position_B=jnp.asarray(lengths, jnp.int32),
-            law=SamplingLaw(
-                temperature_B=jnp.asarray([s.temperature for s in samplings], jnp.float32),
-                top_k_B=jnp.asarray([s.top_k for s in samplings], jnp.int32),
-                top_p_B=jnp.asarray([s.top_p for s in samplings], jnp.float32),
-                keys_B=request_keys([s.seed for s in samplings]),
-            ),
-        )
 
     def _fit(self, requests: int, positions: int) -> int:
         """Give the state the bucket for so many requests and positions; its span.

@@ -4,7 +4,7 @@
 
 Every policy decodes the same real prompts with the same seeds at the same temperature, with a fixed number of
 requests live at all times; policies take turns within a repeat, so that a gain is a ratio inside one repeat. Only
-decoding is timed: prefill is the same for all. The step curve is measured at the start, for the shapes that run.
+rounds are timed: prefill is the same for all. The step curve is measured at the start, for the shapes that run.
 """
 
 import argparse
@@ -12,9 +12,9 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import jax
@@ -22,13 +22,12 @@ import jax.numpy as jnp
 from prompts import read_sets
 
 from dspark_jax.decoding.measure import measure
-from dspark_jax.decoding.profile import StepCurve
-from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Policy, Threshold, TwoStep
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
-from dspark_jax.drafters.base import NoDrafter
+from dspark_jax.drafters.base import Drafter, NoDrafter
 from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model, remember_compilations
 
 LENGTHS = (0, 1, 2, 3, 5, 7)
@@ -60,18 +59,20 @@ def main() -> int:
         for prompt in prompts
     ]
     prompts = [prompt for prompt in prompts if len(prompt) <= args.max_prompt]
-    max_len = args.max_prompt + args.max_new_tokens
+    loads = [Load(model, concurrency, args) for concurrency in args.concurrency]
     rows = []
-    for concurrency in args.concurrency:
-        slots = _policies(model, concurrency, max_len)
-        rows += _measure(model, slots, prompts, concurrency, args)
-        _print_table([row for row in rows if row["concurrency"] == concurrency])
-    facts = {"device": jax.devices()[0].device_kind, "dtype": model.dtype, "jax": jax.__version__}
-    facts |= {"temperature": args.temperature, "prompts": len(prompts), "tokens_per_request": args.tokens}
-    if args.json:
-        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
+    for load in loads:
+        began = time.perf_counter()
+        load.compile()
+        load.measure()
+        took = time.perf_counter() - began
+        print(f"{load.concurrency} requests: compiled and measured in {took:.0f} s", file=sys.stderr)
+        rows += _measure(load, prompts, args)
+        _print_table([row for row in rows if row["concurrency"] == load.concurrency])
+        if args.json:
+            args.json.write_text(json.dumps(_facts(model, prompts, args) | {"rows": rows}, indent=2) + "\n")
     if args.plot:
-        _plot(rows, facts, args.plot)
+        _plot(rows, _facts(model, prompts, args), args.plot)
     return 0
 
 
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="tokens a request makes on average (%(default)s)")
+    parser.add_argument("--least", type=int, default=1024, help="tokens a run makes in all, at least (%(default)s)")
     parser.add_argument("--max-prompt", type=int, default=256, help="longer prompts are left out (%(default)s tokens)")
     parser.add_argument("--max-new-tokens", type=int, default=192, help="after these a request makes place for another")
     parser.add_argument("--json", type=Path, help="write counts and rates there")
@@ -92,56 +94,89 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _policies(model: LoadedModel, concurrency: int, max_len: int) -> dict[str, DecodeSlots]:
-    """Slots for every policy, all of the same shape. Without drafts there is no drafter at all."""
-    block, dtype = model.drafter.block_size, jnp.dtype(model.dtype)
-    span = max_len + block + 1
-    programs = Programs(model.target, model.drafter, dtype=dtype)
-    curve = StepCurve(dict(measure(programs, concurrency, span, block=block, rule=Rule.TOKEN)))
-    policies: dict[str, Policy] = {f"fixed {k}": FixedLength(length=k) for k in LENGTHS if k <= block}
-    policies |= {f"threshold {THRESHOLD}": Threshold(confidence=THRESHOLD)}
-    policies |= {"early stop": EarlyStop(), "two-step": TwoStep()}
-    return {
-        name: DecodeSlots(
-            model.target,
-            NoDrafter() if policy == FixedLength(length=0) else model.drafter,
-            max_batch=concurrency,
-            max_len=max_len,
-            policy=policy,
-            curve=curve,
-            estimator=None if policy == FixedLength(length=0) else model.estimator,
-            dtype=dtype,
-            elastic=False,
+class Load:
+    """Slots for a number of requests that are live at all times, and the policies that take turns in them."""
+
+    def __init__(self, model: LoadedModel, concurrency: int, args: argparse.Namespace):
+        self.model, self.concurrency = model, concurrency
+        self._max_len = args.max_prompt + args.max_new_tokens
+        self._block = block = model.drafter.block_size
+        self._drafting, self._plain = self._slots(model.drafter), self._slots(NoDrafter())
+        span = self._max_len + block + 1
+        self._state = concurrency, span
+        self.policies: dict[str, Policy] = {f"fixed {k}": FixedLength(length=k) for k in LENGTHS if k <= block}
+        self.policies |= {f"threshold {THRESHOLD}": Threshold(confidence=THRESHOLD)}
+        self.policies |= {"early stop": EarlyStop(interpolate=True), "two-step": TwoStep()}
+        # One policy's guide differs from another's in shape alone, so a curve that is still to be measured will do.
+        self._curve = StepCurve({Shape(concurrency, span, concurrency, d): 1.0 for d in (0, block)})
+
+    def compile(self) -> None:
+        """Compile the rounds of every policy."""
+        drafting = [self.slots(name).rounds_of([self._state]) for name in self.policies if self.drafts(name)]
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(self._drafting.programs.compile_rounds, chain.from_iterable(drafting))
+            self._plain.programs.compile_rounds(self._plain.rounds_of([self._state]))
+            waiting.result()
+
+    def measure(self) -> None:
+        """Take in prompts once, and measure the step curve."""
+        for name in self.policies:
+            self.slots(name).warm_up()
+        measured = measure(
+            self._drafting.programs, *self._state, block=self._block, rule=Rule.TOKEN, estimator=self.model.estimator
         )
-        for name, policy in policies.items()
-    }
+        self._curve = StepCurve(dict(measured))
+
+    def drafts(self, name: str) -> bool:
+        """Whether this policy ever drafts."""
+        return self.policies[name] != FixedLength(length=0)
+
+    def slots(self, name: str) -> DecodeSlots:
+        """The slots, told to follow this policy. Without drafts there is no drafter at all."""
+        policy = self.policies[name]
+        if not self.drafts(name):
+            return self._plain
+        estimator = None if isinstance(policy, FixedLength) else self.model.estimator
+        self._drafting.schedule(policy, curve=self._curve, estimator=estimator)
+        return self._drafting
+
+    def _slots(self, drafter: Drafter) -> DecodeSlots:
+        return DecodeSlots(
+            self.model.target,
+            drafter,
+            max_batch=self.concurrency,
+            max_len=self._max_len,
+            dtype=jnp.dtype(self.model.dtype),
+            elastic=False,
+            ahead=self.model.rounds_ahead,
+        )
 
 
-def _measure(
-    model: LoadedModel,
-    slots: dict[str, DecodeSlots],
-    prompts: list[tuple[int, ...]],
-    concurrency: int,
-    args: argparse.Namespace,
-) -> list[dict]:
-    for one in slots.values():
-        one.warm_up()
-    runs: dict[str, list[Run]] = {name: [] for name in slots}
+def _facts(model: LoadedModel, prompts: list, args: argparse.Namespace) -> dict:
+    facts = {"device": jax.devices()[0].device_kind, "dtype": model.dtype, "jax": jax.__version__}
+    return facts | {"temperature": args.temperature, "prompts": len(prompts), "tokens_per_request": args.tokens}
+
+
+def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespace) -> list[dict]:
+    runs: dict[str, list[Run]] = {name: [] for name in load.policies}
     for repeat in range(args.repeats):
-        for name, one in slots.items():
-            runs[name].append(_run(model, one, prompts, concurrency, args, seed=1000 * repeat))
-            print(f"  {concurrency} requests, {name}: {runs[name][-1].rate:.1f} tokens/s", file=sys.stderr)
-    best = max((name for name in slots if name.startswith("fixed")), key=lambda name: _median(runs[name]))
+        # Every other repeat backwards: what drifts favours nobody.
+        for name in list(load.policies)[:: -1 if repeat % 2 else 1]:
+            runs[name].append(_run(load, name, prompts, args, seed=1000 * repeat))
+    fixed = [name for name in load.policies if name.startswith("fixed")]
+    best = max(fixed, key=lambda name: _median(runs[name]))
     rows = []
     for name, taken in runs.items():
         stats = sum((run.stats for run in taken), DecodeStats())
+        if name in fixed[1:] and not (stats.proposed and stats.accepted):
+            raise SystemExit(f"load: {name} drafted {stats.proposed} tokens and kept {stats.accepted}: it did not run")
         gains = [run.rate / other.rate for run, other in zip(taken, runs[best], strict=True)]
         rows.append(
             {
-                "concurrency": concurrency,
+                "concurrency": load.concurrency,
                 "policy": name,
                 "tokens_per_second": _median(taken),
-                "tokens_per_second_per_user": _median(taken) / concurrency,
+                "tokens_per_second_per_user": _median(taken) / load.concurrency,
                 "over_best_fixed": statistics.median(gains),
                 "over_best_fixed_low": min(gains),
                 "over_best_fixed_high": max(gains),
@@ -154,15 +189,9 @@ def _measure(
     return rows
 
 
-def _run(
-    model: LoadedModel,
-    slots: DecodeSlots,
-    prompts: list[tuple[int, ...]],
-    concurrency: int,
-    args: argparse.Namespace,
-    seed: int,
-) -> Run:
+def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.Namespace, seed: int) -> Run:
     """Decodes until the requests made `tokens` each on average; a request that ends makes place for the next prompt."""
+    slots, concurrency = load.slots(name), load.concurrency
     numbers = count()
     lengths: dict[int, int] = {}
 
@@ -171,30 +200,28 @@ def _run(
         laws = [Sampling(temperature=args.temperature, seed=seed + number) for number in picked]
         handles = slots.admit_many([prompts[(seed + number) % len(prompts)] for number in picked], laws)
         lengths.update(dict.fromkeys(handles, 0))
+        slots.wait()
 
     seconds, stats = 0.0, DecodeStats()
+    wanted = max(concurrency * args.tokens, args.least)
     admit(concurrency)
-    for rounds in _timed_rounds(slots):
-        seconds += rounds[0]
-        for out in rounds[1]:
+    refill = max(1, concurrency // 16)
+    while stats.committed < wanted:
+        start = time.perf_counter()
+        # Nothing is in flight while prompts are taken in, so that no round runs beside the clock.
+        outs = slots.drain() if slots.free >= refill else slots.step()
+        seconds += time.perf_counter() - start
+        for out in outs:
             stats += DecodeStats(rounds=1, proposed=out.proposed, verified=out.verified, accepted=out.accepted)
             lengths[out.handle] += len(out.tokens)
-            if lengths[out.handle] >= args.max_new_tokens or model.stop_ids & set(out.tokens):
+            if lengths[out.handle] >= args.max_new_tokens or load.model.stop_ids & set(out.tokens):
                 slots.release(out.handle)
-        if stats.committed >= concurrency * args.tokens:
-            break
-        if slots.free:
+        if slots.free >= refill and stats.committed < wanted:
             admit(slots.free)
     for handle in slots.live:
         slots.release(handle)
+    slots.drain()
     return Run(seconds=seconds, stats=stats)
-
-
-def _timed_rounds(slots: DecodeSlots) -> Iterator[tuple[float, list]]:
-    while True:
-        start = time.perf_counter()
-        outs = slots.step()
-        yield time.perf_counter() - start, outs
 
 
 def _median(runs: list[Run]) -> float:

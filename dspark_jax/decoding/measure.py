@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax.decoding.buckets import SMALLEST_SPAN, row_bucket
+from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.planner import two_step_plans
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.profile_file import Profile, load_profile, save_profile
-from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.programs import Programs, RoundShape
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import DecodeState, RoundPlan
 from dspark_jax.decoding.scheduler import Guide, TwoStep
@@ -56,15 +57,20 @@ def measure(
     *,
     block: int,
     rule: Rule,
+    estimator: Estimator | None = None,
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[Shape, float]]:
     """The median round, drafting included, of every plan for states of this shape.
 
+    `estimator`: what reads the confidences in the rounds to be scheduled; the head alone by default.
     Shapes are read off what ran, not off what was asked for.
     """
     guide = Guide.unguided(rows, block)
+    if estimator is not None:
+        guide = replace(guide, estimator=estimator)
     draws = Draws.PLAIN if programs.branch_free else Draws.ANY
+    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan, _ in plans(rows, block, rule)])
     state = _full(programs.empty(rows, span), block)
 
     def run(plan: RoundPlan) -> tuple[DecodeState, Shape, float]:
@@ -77,7 +83,7 @@ def measure(
         return after, Shape(ran_rows, after.cache.keys[0].shape[2], verified, width - 1), seconds
 
     for plan, _ in plans(rows, block, rule):
-        # The first time compiles.
+        # The first time allocates.
         state, shape, _ = run(plan)
         times = []
         for _ in range(repeats):
@@ -115,7 +121,7 @@ def profile(
         ),
         max_batch=max_batch,
         spans=spans,
-        method=f"median of {repeats} rounds after one that compiles",
+        method=f"median of {repeats} rounds after one that warms up",
         watch=watch,
     )
 

@@ -101,21 +101,24 @@ class Planner:
                 request.resting = self._policy.rest
         return best.plan
 
-    def learn(self, request: Outlook, confidence: Sequence[float], rows: int, span: int) -> None:
-        """Take in a finished round's confidences of one request; none from a round without drafts."""
-        if not (isinstance(self._policy, TwoStep) and confidence):
+    def learn(self, requests: Sequence[Outlook], confidence_BK: np.ndarray, rows: int, span: int) -> None:
+        """Take in a finished round's confidences, a row for each request; K = 0 after a round without drafts."""
+        known = confidence_BK.shape[1]
+        if not (isinstance(self._policy, TwoStep) and requests and known):
             return
-        survival = np.cumprod(confidence)
+        survival_BK = np.cumprod(confidence_BK, axis=1, dtype=np.float64)
         # Slots that were not drafted fall off as they do on average.
-        known = len(survival)
-        rest = survival[-1] * self._prior_K[known:] / self._prior_K[known - 1]
-        request.survival_K = np.concatenate([survival, rest])
-        gain = float(np.sum(request.survival_K))
-        first_time = request.gain == 0
-        request.gain = gain if first_time else _FRESHNESS * gain + (1 - _FRESHNESS) * request.gain
-        self._prior_K = (1 - _PRIOR_FRESHNESS) * self._prior_K + _PRIOR_FRESHNESS * request.survival_K
-        if request.gain < self._break_even(rows, span):
-            request.resting = self._policy.rest
+        rest_BK = survival_BK[:, -1:] * self._prior_K[known:] / self._prior_K[known - 1]
+        survival_BK = np.concatenate([survival_BK, rest_BK], axis=1)
+        freshness = 1 - (1 - _PRIOR_FRESHNESS) ** len(requests)
+        self._prior_K = (1 - freshness) * self._prior_K + freshness * survival_BK.mean(axis=0)
+        break_even = self._break_even(rows, span)
+        for request, survival_K, gain in zip(requests, survival_BK, survival_BK.sum(axis=1).tolist(), strict=True):
+            request.survival_K = survival_K
+            first_time = request.gain == 0
+            request.gain = gain if first_time else _FRESHNESS * gain + (1 - _FRESHNESS) * request.gain
+            if request.gain < break_even:
+                request.resting = self._policy.rest
 
     def rates(self, rows: int, span: int) -> np.ndarray | None:
         """Rounds per second that verify n = 0..rows*(K+1) tokens, for the policy that needs them on the device."""

@@ -1,10 +1,14 @@
 """The compiled programs of a target and its drafter: jit and donation appear here and nowhere else in decoding."""
 
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 
 from dspark_jax.core.arrays import Array, DType
 from dspark_jax.decoding.buckets import insert, regroup
@@ -17,6 +21,15 @@ from dspark_jax.targets.model import Target
 # XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
 # of its time on page faults.
 _CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+class RoundShape(NamedTuple):
+    """What a compiled round is made for."""
+
+    plan: RoundPlan
+    rows: int
+    span: int
+    draws: Draws
 
 
 class Programs:
@@ -39,11 +52,17 @@ class Programs:
             return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
 
         options = {} if self.branch_free else _CPU_OPTIONS
+        self._compiled: dict[tuple[RoundShape, _GuideShape], Compiled] = {}
         self._round = jax.jit(round_, static_argnums=1, donate_argnums=2, compiler_options=options)
         self._prefill = jax.jit(prefill_, donate_argnums=1, compiler_options=options)
         self.regroup = jax.jit(regroup, static_argnums=2)
         self.insert = jax.jit(insert, donate_argnums=0)
         self.empty = jax.jit(lambda batch, span: init_state(target, drafter, batch, span, dtype), static_argnums=(0, 1))
+
+    @property
+    def compiled_rounds(self) -> int:
+        """Programs of rounds made so far."""
+        return len(self._compiled)
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Use other weights of a drafter built alike; nothing is compiled again."""
@@ -54,8 +73,32 @@ class Programs:
     ) -> tuple[DecodeState, RoundOutput]:
         """`decode_round`, specialised to what is known of the laws' draws."""
         law = state.law
-        state, out = self._round(self._weights, plan, replace(state, law=replace(law, draws=draws)), guide)
+        state = replace(state, law=replace(law, draws=draws))
+        shape = RoundShape(plan, state.position_B.shape[0], state.cache.keys[0].shape[2], draws)
+        key = shape, _guide_shape(guide)
+        if key not in self._compiled:
+            self._compiled[key] = self._round.lower(self._weights, plan, state, guide).compile()
+        state, out = self._compiled[key](self._weights, state, guide)
         return replace(state, law=replace(state.law, draws=law.draws)), out
+
+    def compile_rounds(
+        self, wanted: Iterable[tuple[RoundShape, Guide]], watch: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Compile rounds side by side, for guides like these; `watch` hears how many are done.
+
+        One after the other, as they come up, would leave all cores but one without work.
+        """
+        missing = {(shape, _guide_shape(guide)): guide for shape, guide in wanted}
+        pending = {}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for (shape, like), guide in missing.items():
+                if (shape, like) not in self._compiled:
+                    state = jax.eval_shape(lambda shape=shape: self.empty(shape.rows, shape.span))
+                    lowered = self.lower(shape.plan, state, guide, shape.draws)
+                    pending[pool.submit(lowered.compile)] = shape, like
+            for done, future in enumerate(as_completed(pending), 1):
+                self._compiled[pending[future]] = future.result()
+                watch(done)
 
     def lower(self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws) -> Lowered:
         """The program of a round, ahead of time: target, drafter, state and guide may all be shapes with shardings."""
@@ -64,3 +107,11 @@ class Programs:
     def prefill(self, state: DecodeState, window_BN: np.ndarray, start_B: np.ndarray, count_B: np.ndarray):
         """`round.prefill` of tokens and the tokens that follow them, as one window a row."""
         return self._prefill(self._weights, state, window_BN, start_B, count_B)
+
+
+_GuideShape = tuple[tuple[int, ...], bool]
+
+
+def _guide_shape(guide: Guide) -> _GuideShape:
+    """All that compiled rounds can differ by in their guides."""
+    return guide.estimator.weights_KF.shape, guide.rates_N is None

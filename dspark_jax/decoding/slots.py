@@ -4,10 +4,10 @@ The state always has the shape of a bucket, just large enough for what is live, 
 pays for a full batch or a long context. `generate` and the server both drive their rounds through this class.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,12 @@ from dspark_jax.core.arrays import DType
 from dspark_jax.decoding.admission import Sampling, known_draws, prefilled
 from dspark_jax.decoding.buckets import row_bucket, span_bucket
 from dspark_jax.decoding.confidence import Estimator
+from dspark_jax.decoding.flight import Flight, Live, SlotRound, slot_rounds
 from dspark_jax.decoding.planner import Outlook, Planner
 from dspark_jax.decoding.profile import StepCurve
-from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.programs import Programs, RoundShape
 from dspark_jax.decoding.rejection import Rule
-from dspark_jax.decoding.round import DecodeState, RoundOutput
+from dspark_jax.decoding.round import DecodeState
 from dspark_jax.decoding.scheduler import FixedLength, Guide, Policy
 from dspark_jax.drafters.base import Drafter
 from dspark_jax.ops.sampling import Draws
@@ -31,46 +32,14 @@ _PREFILL_GROUP = 32
 _ROUNDS_BEFORE_SHRINKING = 4
 
 
-class SlotRound(NamedTuple):
-    """What one round gave one request: accepted drafts, then the bonus or resampled token."""
-
-    handle: int
-    tokens: tuple[int, ...]
-    proposed: int
-    verified: int
-    accepted: int
-    confidence: tuple[float, ...]
-    evidence: tuple[tuple[float, ...], ...] = ()
-    """What the confidence of each draft was estimated from."""
-
-
-@dataclass(eq=False)
-class _Live:
-    handle: int
-    sampling: Sampling
-    length: int
-    """Tokens known to be committed."""
-    outlook: Outlook
-    in_flight: int = 0
-    """Rounds started and not finished."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flight:
-    """A round on its way: its output on the device, and who sat in which row of which shape when it started."""
-
-    out: RoundOutput
-    span: int
-    held_rows: int
-    rows: tuple[tuple[int, _Live], ...]
-
-
 class DecodeSlots:
     """Live requests and their decode state. Not thread-safe: one thread owns it.
 
     A request may hold at most `max_len` tokens, prompt included. With `elastic` the state follows what is live;
     without, it has the full batch and span from the start, which offline work on an accelerator prefers: there a
-    compiled program costs more than the rows it saves. `curve` is what EarlyStop and TwoStep decide by.
+    compiled program costs more than the rows it saves. `curve` is what EarlyStop and TwoStep decide by. `ahead`: rounds
+    that `step` keeps on the device while the host reads the one before; a request's last round is then followed by as
+    many that give it nothing.
     """
 
     def __init__(
@@ -86,19 +55,21 @@ class DecodeSlots:
         rule: Rule = Rule.TOKEN,
         dtype: DType = jnp.float32,
         elastic: bool = True,
+        ahead: int = 0,
     ):
         self.max_batch, self.max_len, self.block_size = max_batch, max_len, drafter.block_size
         # One at a time a request prefills by programs that warm_up compiled; together they prefill faster.
         self._elastic, self._group = elastic, 1 if elastic else min(_PREFILL_GROUP, max_batch)
         self._largest_span = max_len + drafter.block_size + 1
-        self._rows: list[_Live | None] = []
+        self._rows: list[Live | None] = []
         self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
         self._guide: Guide | None = None
         self._handles = self._idle_rounds = 0
-        self._planner = Planner(policy or FixedLength(), block=drafter.block_size, curve=curve, rule=rule)
-        self._estimator = estimator or Estimator.raw(drafter.block_size)
-        self._programs = Programs(target, drafter, dtype=dtype)
+        self._ahead, self._flights = ahead, deque[Flight]()
+        self._rule = rule
+        self.programs = Programs(target, drafter, dtype=dtype)
+        self.schedule(policy or FixedLength(), curve=curve, estimator=estimator)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -134,6 +105,11 @@ class DecodeSlots:
             waiting = waiting[self._group :]
         return handles
 
+    def schedule(self, policy: Policy, *, curve: StepCurve | None = None, estimator: Estimator | None = None) -> None:
+        """Follow this policy from the next round on; its programs compile as they come up."""
+        self._planner = Planner(policy, block=self.block_size, curve=curve, rule=self._rule)
+        self.estimator = estimator or Estimator.raw(self.block_size)
+
     def replace_drafter(self, drafter: Drafter) -> None:
         """Use other weights of a drafter built alike; nothing is compiled again.
 
@@ -141,7 +117,7 @@ class DecodeSlots:
         """
         if self.live:
             raise ValueError(f"slots: {len(self.live)} requests are live; release them before the drafter changes")
-        self._programs.replace_drafter(drafter)
+        self.programs.replace_drafter(drafter)
 
     @property
     def estimator(self) -> Estimator:
@@ -160,8 +136,15 @@ class DecodeSlots:
         self._guide = None
 
     def step(self) -> list[SlotRound]:
-        """One round for every live request."""
-        return self.finish(self.start()) if self._row_of else []
+        """One round for every live request: what it gave, or with `ahead` what the round so many before gave."""
+        if self._row_of:
+            self._flights.append(self.start())
+        waits = len(self._flights) > self._ahead or not self._row_of
+        return self.finish(self._flights.popleft()) if waits and self._flights else []
+
+    def drain(self) -> list[SlotRound]:
+        """What the rounds that `step` left on the device gave."""
+        return [out for _ in range(len(self._flights)) for out in self.finish(self._flights.popleft())]
 
     def start(self) -> Flight:
         """Send one round for every live request to the device, without waiting for it.
@@ -179,70 +162,68 @@ class DecodeSlots:
         held_rows = len(self._rows)
         plan = self._planner.plan(held_rows, span, [live.outlook for _, live in riders])
         if self._guide is None:
-            self._guide = self._make_guide(held_rows, span)
-        self._state, out = self._programs.round(
+            self._guide = replace(
+                self._guide_of(held_rows, span),
+                live_B=jnp.asarray([live is not None for live in self._rows]),
+                pinned_B=jnp.asarray([live is not None and live.sampling.pinned for live in self._rows]),
+            )
+        self._state, out = self.programs.round(
             plan, self._state, self._guide, self._draws([live.sampling for _, live in riders])
         )
         return Flight(out=out, rows=riders, span=span, held_rows=held_rows)
 
     def finish(self, flight: Flight) -> list[SlotRound]:
         """What a started round gave the requests that are still live. Flights are finished in order."""
-        out = jax.device_get(flight.out)
-        tokens, counts, verified = out.tokens_BN.tolist(), out.count_B.tolist(), out.verified_B.tolist()
-        confidence, evidence = out.confidence_BK.tolist(), out.evidence_BKF.tolist()
-        rounds = []
-        for row, live in flight.rows:
-            live.in_flight -= 1
-            count = counts[row]
-            live.length += count
-            if live.handle in self._row_of:
-                self._planner.learn(live.outlook, confidence[row], flight.held_rows, flight.span)
-                rounds.append(
-                    SlotRound(
-                        handle=live.handle,
-                        tokens=tuple(tokens[row][:count]),
-                        proposed=len(confidence[row]),
-                        verified=verified[row],
-                        accepted=count - 1,
-                        confidence=tuple(confidence[row]),
-                        evidence=tuple(map(tuple, evidence[row])),
-                    )
-                )
-        return rounds
+        out = flight.read()
+        staying = [(row, live) for row, live in flight.rows if live.handle in self._row_of]
+        confidence_BK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
+        self._planner.learn([live.outlook for _, live in staying], confidence_BK, flight.held_rows, flight.span)
+        return slot_rounds(out, staying)
 
     def warm_up(self) -> None:
         """Compile what serving needs first: every batch bucket at the smallest span, and the shortest prefill.
 
         Longer contexts and prompts compile when the first of them comes.
         """
-        rows = 1
-        while True:
-            rows = row_bucket(rows, self.max_batch)
-            handles = [self.admit([0, 0], Sampling()) for _ in range(rows)]
-            self.step()
-            assert self._state is not None
-            held = len(self._rows)
-            guide = self._make_guide(held, self._state.cache.keys[0].shape[2])
-            for plan, draws in product(self._planner.plans(held), self._programs.usual_draws):
-                self._state, _ = self._programs.round(plan, self._state, guide, draws)
+        buckets = sorted({row_bucket(rows, self.max_batch) for rows in range(1, self.max_batch + 1)})
+        if not self._elastic:
+            buckets = [self.max_batch]
+        prompt = (0, 0)
+        span = span_bucket(len(prompt) + self.block_size, self._largest_span)
+        span = span if self._elastic else self._largest_span
+        self.programs.compile_rounds(self.rounds_of([(rows, span) for rows in buckets]))
+        for rows in buckets:
+            handles = [self.admit(prompt, Sampling()) for _ in range(rows)]
+            self.finish(self.start())
             for handle in handles:
                 self.release(handle)
             self._rows, self._state = [], None
-            if rows == self.max_batch:
-                return
-            rows *= 2
 
-    def _make_guide(self, rows: int, span: int) -> Guide:
+    def rounds_of(self, states: Sequence[tuple[int, int]]) -> list[tuple[RoundShape, Guide]]:
+        """What this policy may run in states of these (rows, span), for `programs.compile_rounds`."""
+        return [
+            (RoundShape(plan, rows, span, draws), guide)
+            for rows, span in states
+            for guide in [self._guide_of(rows, span)]
+            for plan, draws in product(self._planner.plans(rows), self.programs.usual_draws)
+        ]
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        jax.block_until_ready(self._state)
+
+    def _guide_of(self, rows: int, span: int) -> Guide:
+        """For a state without requests."""
         rates = self._planner.rates(rows, span)
         return Guide(
             estimator=self._estimator,
-            live_B=jnp.asarray([live is not None for live in self._rows]),
-            pinned_B=jnp.asarray([live is not None and live.sampling.pinned for live in self._rows]),
+            live_B=jnp.zeros(rows, bool),
+            pinned_B=jnp.zeros(rows, bool),
             rates_N=None if rates is None else jnp.asarray(rates),
         )
 
     def _draws(self, laws: Sequence[Sampling]) -> Draws:
-        return known_draws(laws) if self._programs.branch_free else Draws.ANY
+        return known_draws(laws) if self.programs.branch_free else Draws.ANY
 
     def _positions(self) -> int:
         """Positions the next round may write, over all live requests; rounds in flight count as fully accepted."""
@@ -254,14 +235,14 @@ class DecodeSlots:
         prompts = [np.asarray(prompt, np.int32) for prompt, _ in requests]
         needed = max(self._positions(), max(map(len, prompts)) + self.block_size)
         span = self._fit(len(self._row_of) + len(requests), needed)
-        group = prefilled(self._programs, prompts, [sampling for _, sampling in requests], size=self._group, span=span)
+        group = prefilled(self.programs, prompts, [sampling for _, sampling in requests], size=self._group, span=span)
         free = [row for row, live in enumerate(self._rows) if live is None][: len(requests)]
         size = group.anchor_B.shape[0]
         rows_G = np.asarray(free + [len(self._rows)] * (size - len(free)), np.int32)
-        self._state = self._programs.insert(self._state, group, rows_G)
+        self._state = self.programs.insert(self._state, group, rows_G)
         self._guide = None
         for row, prompt, (_, sampling) in zip(free, prompts, requests, strict=True):
-            self._rows[row] = _Live(
+            self._rows[row] = Live(
                 handle=self._handles,
                 sampling=sampling,
                 length=len(prompt),
@@ -280,7 +261,7 @@ class DecodeSlots:
         if not self._elastic:
             rows, span = self.max_batch, self._largest_span
         if self._state is None:
-            self._state = self._programs.empty(rows, span)
+            self._state = self.programs.empty(rows, span)
             self._rows = [None for _ in range(rows)]
             return span
         held_rows, held_span = len(self._rows), self._state.cache.keys[0].shape[2]
@@ -291,7 +272,7 @@ class DecodeSlots:
         if (rows, span) != (held_rows, held_span):
             kept = [row for row, live in enumerate(self._rows) if live]
             picked = np.asarray(kept + [0] * (rows - len(kept)), np.int32)
-            self._state = self._programs.regroup(self._state, picked, span)
+            self._state = self.programs.regroup(self._state, picked, span)
             self._rows = [self._rows[row] for row in kept] + [None] * (rows - len(kept))
             self._row_of = {live.handle: row for row, live in enumerate(self._rows) if live}
             self._idle_rounds, self._guide = 0, None

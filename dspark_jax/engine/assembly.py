@@ -13,6 +13,7 @@ from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.fitted import Fitted
 from dspark_jax.decoding.online import OnlineEstimator
+from dspark_jax.decoding.scheduler import FixedLength
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
 from dspark_jax.engine.arguments import at_least
@@ -73,6 +74,11 @@ class LoadedModel:
         """`fitted`, for the slots."""
         return None if self.fitted is None else self.fitted.on_device()
 
+    @property
+    def rounds_ahead(self) -> int:
+        """Rounds that run while the host reads the one before. On a CPU the two would share the cores."""
+        return 0 if jax.default_backend() == "cpu" else 1
+
     def served(self, engine: Engine) -> Served:
         """What requests to an engine of this model are checked against."""
         return Served(
@@ -103,8 +109,10 @@ class LoadedModel:
                 policy=scheduling.policy,
                 curve=scheduling.curve,
                 rule=scheduling.rule,
-                estimator=self.estimator if drafting else None,
+                # Reading confidences costs a little; only policies that look at them pay it.
+                estimator=None if isinstance(scheduling.policy, FixedLength) else self.estimator,
                 dtype=jnp.dtype(self.dtype),
+                ahead=self.rounds_ahead,
             )
             return slots if online is None else RefittingSlots(slots, online)
 

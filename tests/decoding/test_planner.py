@@ -69,11 +69,11 @@ def test_a_request_whose_drafts_do_not_pay_rests_and_is_tried_again():
     costly = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0) + size / 100, rest=4)
     (request,) = told(0.9)
     for _ in range(6):
-        costly.learn(request, [0.05] * BLOCK, ROWS, SPAN)
+        costly.learn([request], np.array([[0.05] * BLOCK]), ROWS, SPAN)
     assert [costly.plan(ROWS, SPAN, [request]).drafts for _ in range(4)] == [0] * 4
     assert request.resting == 0
-    costly.learn(request, [0.95] * BLOCK, ROWS, SPAN)
-    costly.learn(request, [0.95] * BLOCK, ROWS, SPAN)
+    costly.learn([request], np.array([[0.95] * BLOCK]), ROWS, SPAN)
+    costly.learn([request], np.array([[0.95] * BLOCK]), ROWS, SPAN)
     assert costly.plan(ROWS, SPAN, [request]).drafts > 0
 
 
@@ -152,13 +152,13 @@ def test_d_30_no_length_for_all_promises_more_than_the_budget_chosen(confidences
 def test_confidences_of_a_shorter_block_are_continued_as_others_fall_off():
     some = planner(lambda size, _: 1.0)
     (request,) = told(0.5)
-    some.learn(request, [0.9, 0.8], ROWS, SPAN)
+    some.learn([request], np.array([[0.9, 0.8]]), ROWS, SPAN)
     survival = request.survival_K
     np.testing.assert_allclose(survival[:2], [0.9, 0.72])
     assert survival.shape == (BLOCK,)
     assert (np.diff(survival) < 0).all()
     assert (survival > 0).all()
-    some.learn(request, [], ROWS, SPAN)
+    some.learn([request], np.array([[]]), ROWS, SPAN)
     np.testing.assert_array_equal(request.survival_K, survival)
 
 

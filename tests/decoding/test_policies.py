@@ -93,7 +93,7 @@ def test_a_thousand_rounds_compile_nothing_after_the_warm_up(small, name):
     elastic = {"elastic": True, "max_batch": 2} if name == "two-step" else {}
     slots = slots_of(small, POLICIES[name], **elastic)
     slots.warm_up()
-    before, rng, verified = slots._programs._round._cache_size(), np.random.default_rng(0), set()
+    before, rng, verified = slots.programs.compiled_rounds, np.random.default_rng(0), set()
     for _ in range(1000):
         if slots.free and rng.random() < 0.4:
             slots.admit(
@@ -105,7 +105,7 @@ def test_a_thousand_rounds_compile_nothing_after_the_warm_up(small, name):
         for handle in slots.live:
             if rng.random() < 0.12:
                 slots.release(handle)
-    assert slots._programs._round._cache_size() == before
+    assert slots.programs.compiled_rounds == before
     assert len(verified) > 4
 
 

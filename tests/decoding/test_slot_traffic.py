@@ -65,13 +65,29 @@ def test_rounds_started_ahead_are_the_rounds_of_waiting_ones(small, slots, is_gr
     assert is_greedy(small[0], prompts[1:], [texts[second], texts[third]])
 
 
+def test_steps_ahead_say_the_same_a_step_later(slots, monkeypatch):
+    prompts, texts = [prompt_of(length, seed=6) for length in (4, 7)], []
+    for ahead in (0, 1):
+        monkeypatch.setattr(slots, "_ahead", ahead)
+        handles = slots.admit_many(prompts, [GREEDY, Sampling(temperature=0.8, seed=3)])
+        rounds = [slots.step() for _ in range(5 + ahead)]
+        assert rounds[:ahead] == [[]] * ahead
+        texts.append([[out.tokens for step in rounds for out in step if out.handle == handle] for handle in handles])
+        for handle in handles:
+            slots.release(handle)
+        # What was still flying gave nobody anything.
+        assert slots.step() == []
+    assert texts[0] == texts[1]
+    assert len(texts[0][0]) == 5
+
+
 def test_nothing_to_start_is_an_error(slots):
     with pytest.raises(ValueError, match="no live request"):
         slots.start()
 
 
 def compiled(slots):
-    return slots._programs._round._cache_size()
+    return slots.programs.compiled_rounds
 
 
 def test_d_35_random_traffic_keeps_every_invariant_and_compiles_no_round(small, slots, is_greedy, alone):
@@ -121,7 +137,7 @@ def test_d_35_random_traffic_keeps_every_invariant_and_compiles_no_round(small, 
 
 def test_traffic_seen_before_compiles_nothing(slots):
     """Groups of 1 to 8, short and longer prompts, states that grow and shrink: the second time all shapes are known."""
-    programs = (*(getattr(slots._programs, name) for name in ("_round", "_prefill", "insert", "regroup", "empty")),)
+    programs = [getattr(slots.programs, name) for name in ("_prefill", "insert", "regroup", "empty")]
     counts = []
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -135,7 +151,7 @@ def test_traffic_seen_before_compiles_nothing(slots):
             for _ in range(6):
                 slots.step()
             slots.release(handles[0])
-        counts.append([program._cache_size() for program in programs])
+        counts.append([compiled(slots), *(program._cache_size() for program in programs)])
     assert counts[0] == counts[1] == counts[2]
 
 
@@ -220,9 +236,9 @@ def test_programs_without_branches_say_the_same(five, alone):
     """What an accelerator compiles, a program for each kind of law, against the one a CPU compiles."""
     laws = [GREEDY, Sampling(temperature=0.9, seed=1), Sampling(temperature=0.9, top_k=3, seed=2)]
     slots = DecodeSlots(*five, max_batch=1, max_len=40)
-    slots._programs.branch_free = False
+    slots.programs.branch_free = False
     expected = [alone(slots, (1, 2), law, 30) for law in laws]
     assert compiled(slots) == 1
-    slots._programs.branch_free = True
+    slots.programs.branch_free = True
     assert [alone(slots, (1, 2), law, 30) for law in laws] == expected
     assert compiled(slots) == 4

@@ -1,0 +1,73 @@
+"""A round between its start on the device and the host's reading of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+
+from dspark_jax.decoding.admission import Sampling
+from dspark_jax.decoding.planner import Outlook
+from dspark_jax.decoding.round import RoundOutput
+
+
+class SlotRound(NamedTuple):
+    """What one round gave one request: accepted drafts, then the bonus or resampled token."""
+
+    handle: int
+    tokens: tuple[int, ...]
+    proposed: int
+    verified: int
+    accepted: int
+    confidence: tuple[float, ...]
+    evidence: tuple[tuple[float, ...], ...] = ()
+    """What the confidence of each draft was estimated from."""
+
+
+@dataclass(eq=False)
+class Live:
+    """A request in its slot."""
+
+    handle: int
+    sampling: Sampling
+    length: int
+    """Tokens known to be committed."""
+    outlook: Outlook
+    in_flight: int = 0
+    """Rounds started and not finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A round on its way: its output on the device, and who sat in which row of which shape when it started."""
+
+    out: RoundOutput
+    span: int
+    held_rows: int
+    rows: tuple[tuple[int, Live], ...]
+
+    def read(self) -> RoundOutput:
+        """The output on the host; waits until the round is over. Every rider then knows what it committed."""
+        out = jax.device_get(self.out)
+        for row, live in self.rows:
+            live.in_flight -= 1
+            live.length += int(out.count_B[row])
+        return out
+
+
+def slot_rounds(out: RoundOutput, rows: Sequence[tuple[int, Live]]) -> list[SlotRound]:
+    """What the round gave these requests."""
+    tokens, counts, verified = out.tokens_BN.tolist(), out.count_B.tolist(), out.verified_B.tolist()
+    confidence, evidence = out.confidence_BK.tolist(), out.evidence_BKF.tolist()
+    return [
+        SlotRound(
+            handle=live.handle,
+            tokens=tuple(tokens[row][: counts[row]]),
+            proposed=len(confidence[row]),
+            verified=verified[row],
+            accepted=counts[row] - 1,
+            confidence=tuple(confidence[row]),
+            evidence=tuple(map(tuple, evidence[row])),
+        )
+        for row, live in rows
+    ]

@@ -31,7 +31,7 @@ def _table(profile: Profile, span: int) -> Table:
     for column in ("requests", *map(str, widths), *(f"c={c:g}" for c in _CONFIDENCES)):
         table.add_column(column, justify="right", no_wrap=True)
     for rows in sorted({shape.rows for shape in curve.measured if shape.span == span}):
-        measured = {s.tokens: seconds for s, seconds in curve.measured.items() if (s.rows, s.span) == (rows, span)}
+        measured = _quickest(profile, rows, span)
         times = [f"{1000 * measured[rows * width]:.3g}" for width in widths]
         table.add_row(str(rows), *times, *(f"{chosen(profile, rows, span, c) / rows:g}" for c in _CONFIDENCES))
     return table
@@ -46,6 +46,15 @@ def chosen(profile: Profile, rows: int, span: int, confidence: float) -> int:
     return plan.sizes[-1] if plan.sizes else rows * ((plan.drafts or 0) + 1)
 
 
+def _quickest(profile: Profile, rows: int, span: int) -> dict[int, float]:
+    """Seconds of the quickest round by tokens verified, rising."""
+    times: dict[int, float] = {}
+    for shape, seconds in sorted(profile.curve.measured.items()):
+        if (shape.rows, shape.span) == (rows, span):
+            times[shape.tokens] = min(seconds, times.get(shape.tokens, seconds))
+    return times
+
+
 def draw(profile: Profile, path: Path) -> None:
     """Writes a PNG: rounds a second over tokens verified, a line for every (rows, span)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -56,8 +65,8 @@ def draw(profile: Profile, path: Path) -> None:
     axes = figure.subplots()
     measured = profile.curve.measured
     for rows, span in sorted({(shape.rows, shape.span) for shape in measured}):
-        points = sorted((s.tokens, 1 / t) for s, t in measured.items() if (s.rows, s.span) == (rows, span))
-        axes.plot(*zip(*points, strict=True), marker=".", label=f"{rows} x {span}")
+        points = _quickest(profile, rows, span)
+        axes.plot(list(points), [1 / seconds for seconds in points.values()], marker=".", label=f"{rows} x {span}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("tokens verified a round")

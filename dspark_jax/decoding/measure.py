@@ -82,14 +82,17 @@ def measure(
         verified = ran_rows + int(np.sum(out.verified_B))
         return after, Shape(ran_rows, after.cache.keys[0].shape[2], verified, width - 1), seconds
 
-    for plan, _ in plans(rows, block, rule):
+    times: dict[Shape, list[float]] = {}
+    there = [plan for plan, _ in plans(rows, block, rule)]
+    # There and back, so that a machine that slows down or speeds up meanwhile favours no plan.
+    for plan in there + there[::-1]:
         # The first time allocates.
         state, shape, _ = run(plan)
-        times = []
         for _ in range(repeats):
             state, _, seconds = run(plan)
-            times.append(seconds)
-        yield shape, statistics.median(times)
+            times.setdefault(shape, []).append(seconds)
+    for shape, taken in times.items():
+        yield shape, statistics.median(taken)
 
 
 def profile(
@@ -121,7 +124,7 @@ def profile(
         ),
         max_batch=max_batch,
         spans=spans,
-        method=f"median of {repeats} rounds after one that warms up",
+        method=f"median of {2 * repeats} rounds, each half of them after one that warms up",
         watch=watch,
     )
 

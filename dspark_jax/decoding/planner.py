@@ -50,6 +50,7 @@ class Planner:
         self._policy, self._block, self._curve, self._rule = policy, block, curve, rule
         self._prior_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
         self._known: dict[tuple[int, int], list[_Option]] = {}
+        self._chosen: dict[tuple[int, int], _Option] = {}
 
     def plans(self, rows: int) -> tuple[RoundPlan, ...]:
         """Every plan that may be chosen for a state of so many rows."""
@@ -68,7 +69,11 @@ class Planner:
             return self.plans(rows)[0]
         drafting = [request for request in requests if request.pinned or not request.resting]
         for request in requests:
-            request.resting = max(request.resting - 1, 0)
+            if request.resting:
+                request.resting -= 1
+                if not request.resting:
+                    # What it showed before it rested is old; it is tried again as one of whom nothing is known.
+                    request.survival_K, request.gain = None, 0.0
         without, *options = self._options(rows, span)
         if not drafting or not options:
             return without.plan
@@ -78,7 +83,7 @@ class Planner:
             options = [o for o in options if o.plan.drafts == self._block and o.tokens >= needed]
         others = [self._survival(request) for request in drafting if not request.pinned]
         survival_BK = np.stack(others) if others else np.zeros((0, self._block))
-        # Small batches may draft less than a block: expected gains by how much is drafted, the likeliest first.
+        # Expected gains by how much is drafted, the likeliest first.
         gains = {
             drafts: np.concatenate([[0.0], np.cumsum(np.sort(survival_BK[:, :drafts].ravel())[::-1])])
             for drafts in {option.plan.drafts for option in options}
@@ -92,10 +97,16 @@ class Planner:
             expected_N = gains[option.plan.drafts]
             return (certain + expected_N[min(max(budget, 0), len(expected_N) - 1)]) / option.seconds
 
-        best = without if not pinned else options[0]
-        for option in options:
-            if rate(option) > rate(best) * (1 + self._policy.min_gain):
-                best = option
+        # Below the knee nothing pays but verifying everything, at the least cost. And programs that take turns run
+        # slower than one that runs again.
+        allowed = options if pinned else [without, *options]
+        best = self._chosen.get((rows, span), options[-1])
+        if best not in allowed:
+            best = options[-1]
+        promising = max(allowed, key=rate)
+        if rate(promising) > rate(best) * (1 + self._policy.min_gain):
+            best = promising
+        self._chosen[rows, span] = best
         if best is without:
             for request in drafting:
                 request.resting = self._policy.rest
@@ -148,13 +159,17 @@ class Planner:
 
 
 def two_step_plans(rows: int, block: int, policy: Policy, rule: Rule) -> list[tuple[RoundPlan, int]]:
-    """(plan, tokens it verifies) of every budget a state of so many rows may be given."""
+    """(plan, tokens it verifies) of every budget a state of so many rows may be given, by rising tokens.
+
+    A budget can be spent in two ways: on the drafts that rank highest of whole blocks, or on shorter blocks of which
+    every draft is verified. The first keeps more of them and the second costs less.
+    """
     sizes = verify_sizes(rows, block)
     plans = [(RoundPlan(drafts=0, rule=rule), rows)]
     for size in sizes[1:]:
-        drafts = min(block, size - rows)
-        # Where the budget is all that was drafted, there is nothing to rank.
-        whole = size == rows * (drafts + 1)
-        plan = RoundPlan(drafts=drafts, rule=rule)
-        plans.append((plan if whole else RoundPlan(policy=policy, drafts=drafts, sizes=(size,), rule=rule), size))
+        drafts = size // rows - 1
+        plans.append((RoundPlan(drafts=drafts, rule=rule), size))
+        # One row has no others to take a budget from.
+        if drafts < block and rows > 1:
+            plans.append((RoundPlan(policy=policy, drafts=block, sizes=(size,), rule=rule), size))
     return plans

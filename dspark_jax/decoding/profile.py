@@ -50,17 +50,20 @@ class StepCurve:
         return (1 / np.asarray(seconds))[np.searchsorted(sizes, tokens)].astype(np.float32)
 
     def _at(self, rows: int, span: int, tokens: int, drafts: int) -> float:
-        """Time never falls as more is verified; a size in between costs what the next measured one does."""
+        """Time never falls as more is verified of as many drafts; what was not measured for so many drafts costs what
+        the next measured size does."""
         points = sorted(
-            (shape.tokens, seconds)
+            (shape.tokens, seconds, shape.drafts)
             for shape, seconds in self.measured.items()
             if (shape.rows, shape.span) == (rows, span) and (shape.drafts > 0) == (drafts > 0)
         )
+        if any((size, made) == (tokens, drafts) for size, _, made in points):
+            points = [point for point in points if point[2] == drafts]
         if not points:
             kind = "with drafts" if drafts else "without drafts"
             raise ValueError(f"step curve: no round {kind} was measured for {rows} rows of {span} positions")
         worst = 0.0
-        for size, seconds in points:
+        for size, seconds, _ in points:
             worst = max(worst, seconds)
             if size >= tokens:
                 return worst

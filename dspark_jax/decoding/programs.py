@@ -18,9 +18,14 @@ from dspark_jax.drafters.base import Drafter
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 
-# XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
+# By platform. XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
 # of its time on page faults.
-_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+# Triton's products are tuned for every shape: on an H200 a round of the default model compiled in 15.7 s with them and
+# in 8.5 s without, and took 3.4 ms with them and 3.1 ms without (16 requests).
+_OPTIONS = {
+    "cpu": {"xla_cpu_enable_concurrency_optimized_scheduler": False},
+    "gpu": {"xla_gpu_enable_triton_gemm": False},
+}
 
 
 class RoundShape(NamedTuple):
@@ -51,7 +56,7 @@ class Programs:
             target, drafter = jax.tree.unflatten(treedef, weights)
             return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
 
-        options = {} if self.branch_free else _CPU_OPTIONS
+        options = _OPTIONS.get(next(iter(self._weights[0].sharding.device_set)).platform, {})
         self._compiled: dict[tuple[RoundShape, _GuideShape], Compiled] = {}
         self._round = jax.jit(round_, static_argnums=1, donate_argnums=2, compiler_options=options)
         self._prefill = jax.jit(prefill_, donate_argnums=1, compiler_options=options)

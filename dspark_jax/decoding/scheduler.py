@@ -54,11 +54,11 @@ class TwoStep:
     """The asynchronous variant: before the round, the budget of verification tokens that is best over all buckets,
     from confidences of rounds already read; inside it, the drafts that rank highest by live survival.
 
-    `min_gain`: what a larger budget must promise over a smaller one, as a fraction of tokens per second. `rest`:
-    rounds that a request whose drafts do not pay goes without, before it is tried again.
+    `min_gain`: what another budget must promise over the one in use (at first that of every draft), as a fraction of
+    tokens per second. `rest`: rounds that a request whose drafts do not pay goes without, before it is tried again.
     """
 
-    min_gain: float = 0.01
+    min_gain: float = 0.05
     rest: int = 8
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ def test_serving_finds_what_was_measured(scripted, flags, capsys):
     assert scripted == [(rows, span, 3) for rows in (1, 2) for span in SPANS]
     assert "1.1e+04" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "20 kinds of round, measured (median of 3 rounds" in err
+    assert "26 kinds of round, measured (median of 6 rounds" in err
     said = []
     model = load_model(parse_arguments([*flags, "--max-batch", "2"]), said.append)
     assert said[-1] == "Verification follows the load (two-step)."

@@ -50,25 +50,26 @@ def measured(five, fingerprint, tmp_path_factory):
 
 def test_d_31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
     shapes = list(measured.profile.curve.measured)
-    assert shapes == [Shape(2, 40, 2, 0), Shape(2, 40, 4, 2), Shape(2, 40, 6, 2)]
+    assert shapes == [Shape(2, 40, 2, 0), Shape(2, 40, 4, 1), Shape(2, 40, 4, 2), Shape(2, 40, 6, 2)]
     assert [(shape.tokens, shape.drafts) for shape in shapes] == [(size, p.drafts) for p, size in plans(2, BLOCK)]
     assert measured.packed == [(BLOCK + 1, 4)], "the budget of 4 tokens is computed on an axis of 4"
 
 
 def test_every_round_is_of_a_full_state_that_samples(measured):
-    assert len(measured.laws) == 3 * 4
+    # Four plans, there and back, three rounds and one before them each time.
+    assert len(measured.laws) == 2 * 4 * 4
     assert all(law == ([40 - BLOCK - 1] * 2, [1.0, 1.0]) for law in measured.laws)
 
 
 def test_the_median_is_taken_after_a_round_that_compiles(measured):
     assert set(measured.profile.curve.measured.values()) == {7.0}
-    assert "median of 3" in measured.profile.method
+    assert "median of 6" in measured.profile.method
 
 
 def test_what_was_measured_is_written_and_nothing_partial_stays(measured, fingerprint):
     assert load_profile(measured.path, fingerprint) == measured.profile
     assert list(measured.path.parent.iterdir()) == [measured.path]
-    assert measured.seen == [1, 2, 3]
+    assert measured.seen == [1, 2, 3, 4]
 
 
 def script(asked, stop_at=None):
@@ -78,8 +79,8 @@ def script(asked, stop_at=None):
         if (rows, span) == stop_at:
             raise KeyboardInterrupt
         asked.append((rows, span))
-        for _, tokens in plans(rows, BLOCK):
-            yield Shape(rows, span, tokens, tokens // rows - 1), float(rows + span)
+        for plan, tokens in plans(rows, BLOCK):
+            yield Shape(rows, span, tokens, plan.drafts), float(rows + span)
 
     return rounds_of
 
@@ -94,7 +95,7 @@ def test_an_interrupted_run_goes_on_where_it_was(fingerprint, tmp_path):
     seen = []
     found = fill(path, fingerprint, script(asked), **options, watch=seen.append)
     assert asked == [(1, 256), (1, 512), (2, 256), (2, 512), (4, 256), (4, 512)]
-    assert seen[-1] == len(found.curve.measured) == 18
+    assert seen[-1] == len(found.curve.measured) == 22
     assert found == load_profile(path, fingerprint)
 
 

@@ -91,11 +91,20 @@ def test_a_round_without_drafts_is_promised_no_drafts_however_many_rows_are_empt
     assert even.plan(ROWS, SPAN, told(0.9)).drafts > 0
 
 
-def test_what_a_larger_budget_promises_must_be_worth_it():
+def test_what_another_budget_promises_must_be_worth_leaving_the_one_in_use():
     times = {4: 1.0, 8: 1.5, 12: 2.2, 16: 2.2, 24: 3.0, 32: 3.0}
-    requests = told(*[0.7] * ROWS)
-    eager, shy = (planner(lambda size, _: times[size], min_gain=g).plan(ROWS, SPAN, requests) for g in (0.0, 0.5))
-    assert budget(eager) > budget(shy) == ROWS
+    likely, unlikely = told(*[0.9] * ROWS), told(*[0.6] * ROWS)
+    eager, shy = (planner(lambda size, _: times[size], min_gain=g) for g in (0.0, 0.5))
+    assert [budget(eager.plan(ROWS, SPAN, requests)) for requests in (likely, unlikely, likely)] == [32, 8, 32]
+    assert [budget(shy.plan(ROWS, SPAN, requests)) for requests in (likely, unlikely, likely)] == [32, 32, 32]
+    never = told(*[0.1] * ROWS)
+    assert [budget(shy.plan(ROWS, SPAN, requests)) for requests in (never, unlikely)] == [ROWS, ROWS]
+
+
+def test_after_its_rest_a_request_is_tried_again_as_one_of_whom_nothing_is_known():
+    dear = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0), rest=3)
+    requests = told(0.05)
+    assert [dear.plan(ROWS, SPAN, requests).drafts for _ in range(5)] == [0, 0, 0, 0, BLOCK]
 
 
 def test_pinned_requests_have_all_their_drafts_verified_whatever_it_costs():
@@ -124,11 +133,22 @@ def test_d_34_d_55_plans_of_any_block_verify_one_token_more_than_they_draft(bloc
         plans = two_step_plans(rows, block, TwoStep(), Rule.TOKEN)
         assert [plans[0][1], plans[-1][1]] == [rows, rows * (block + 1)]
         assert plans[-1][0] == RoundPlan(drafts=block)
-        assert all(fewer < more for (_, fewer), (_, more) in pairwise(plans))
+        costs = [(tokens, plan.drafts) for plan, tokens in plans]
+        assert all(fewer < more for fewer, more in pairwise(costs))
+        assert all(
+            RoundPlan(drafts=size // rows - 1) in [plan for plan, _ in plans] for size in verify_sizes(rows, block)
+        )
         for plan, tokens in plans:
             assert plan.sizes in ((), (tokens,))
             assert rows <= tokens <= rows * (plan.drafts + 1)
             assert plan.sizes or tokens == rows * (plan.drafts + 1)
+
+
+def test_where_drafting_is_dear_shorter_blocks_are_drafted_rather_than_ranked():
+    dear = planner(lambda size, drafts: 1.0 + size * 0.02 + drafts * 0.3)
+    assert dear.plan(ROWS, SPAN, told(*[0.5] * ROWS)) == RoundPlan(drafts=1)
+    free = planner(lambda size, drafts: 1.0 + size * 0.1)
+    assert free.plan(ROWS, SPAN, told(0.99, 0.99, 0.2, 0.2)).sizes
 
 
 @settings(deadline=None, max_examples=200)

@@ -1,0 +1,222 @@
+"""Time of a decoding round and its parts against what the machine could do.
+
+    python benchmarks/rounds.py [--targets Qwen/Qwen3-4B] [--batch 1 8 32] [--context 512 4096] [--json F] [--plot F]
+
+Targets have the named model's shape and random weights, drafters the released shape: five layers, blocks of seven.
+The floor of a part is the larger of two times: that of reading its weights and the context's keys and values once, at
+the bandwidth that a copy reaches here, and that of its matrix products at the rate a large product reaches here.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dspark_jax.decoding.round import DecodeState, RoundPlan, decode_round, init_state
+from dspark_jax.drafters.dspark import DSpark, DSparkConfig
+from dspark_jax.ops.sampling import Draws
+from dspark_jax.targets.model import Target
+from dspark_jax.training.draft import DSparkShape, draft_config
+from dspark_jax.training.known_targets import target_facts
+
+Program = Callable[..., tuple[DecodeState, Any]]
+COLUMNS = (
+    *("target", "batch", "context", "verify ms (floor, share)", "draft ms (share of round)"),
+    *("head ms (share)", "round ms", "compile s"),
+)
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    dtype = jnp.dtype(args.dtype)
+    ceiling = {"bytes_per_second": _copy_bandwidth(dtype), "flops_per_second": _matmul_rate(dtype)}
+    facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": args.dtype, **ceiling}
+    bandwidth, rate = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e12
+    print(f"{facts['device']}, {args.dtype}: a copy moves {bandwidth:.0f} GB/s, a product does {rate:.1f} TFLOP/s\n")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
+    for name in args.targets:
+        models = _models(name, dtype)
+        for batch in args.batch:
+            for context in args.context:
+                rows.append({"target": name} | _measure(*models, batch, context, dtype, ceiling, args.repeats))
+                _print_row(rows[-1])
+                if args.json:
+                    args.json.write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
+        del models
+    if args.plot:
+        _plot(rows, facts, args.plot)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Rounds against the machine's limits.")
+    parser.add_argument("--targets", nargs="+", default=["Qwen/Qwen3-4B"], help="models whose shapes are taken")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, nargs="+", default=[512])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="write what was measured there")
+    parser.add_argument("--plot", type=Path, help="draw the parts over the batch size there (PNG)")
+    return parser
+
+
+def _models(name: str, dtype: jnp.dtype) -> tuple[Target, DSpark]:
+    spec = target_facts(name).spec
+    shape = draft_config(DSparkShape(mask_token_id=spec.vocab_size - 1), spec)
+    assert isinstance(shape, DSparkConfig)
+
+    @jax.jit
+    def make() -> tuple[Target, DSpark]:
+        rngs = nnx.Rngs(params=jax.random.key(0, impl="rbg"))
+        return Target(spec, rngs=rngs, dtype=dtype), DSpark(shape, rngs=rngs, dtype=dtype)
+
+    return make()
+
+
+def _measure(
+    target: Target,
+    drafter: DSpark,
+    batch: int,
+    context: int,
+    dtype: jnp.dtype,
+    ceiling: dict[str, float],
+    repeats: int,
+) -> dict[str, Any]:
+    block = drafter.block_size
+    state = init_state(target, drafter, batch, context + block + 1, dtype)
+    law = replace(state.law, draws=Draws.PLAIN, temperature_B=jnp.ones(batch))
+    state = replace(state, position_B=jnp.full(batch, context, jnp.int32), law=law)
+    weights, treedef = jax.tree.flatten((target, drafter))
+
+    def verify(target: Target, drafter: DSpark, state: DecodeState):
+        tokens_BT = jnp.broadcast_to(state.anchor_B[:, None], (batch, block + 1))
+        out = target.extend(state.cache, tokens_BT, state.position_B, drafter.tapped_layers)
+        assert out.cache is not None
+        best = jnp.argmax(target.vocabulary.logits(out.hidden_BTD), axis=-1)
+        return replace(state, cache=out.cache), (best, out.features_BTE)
+
+    def backbone(target: Target, drafter: DSpark, state: DecodeState):
+        hidden, draft = drafter.cached_block(target.vocabulary, state.draft, state.anchor_B, state.position_B)
+        return replace(state, draft=draft), jnp.argmax(drafter.base_logits(target.vocabulary, hidden), axis=-1)
+
+    def draft(target: Target, drafter: DSpark, state: DecodeState):
+        proposal, draft = drafter.propose(target.vocabulary, state.draft, state.anchor_B, state.position_B, state.law)
+        return replace(state, draft=draft), proposal.tokens_BK
+
+    def round_(target: Target, drafter: DSpark, state: DecodeState):
+        after, out = decode_round(target, drafter, RoundPlan(), state)
+        # Where it was: every round of the measurement is the same.
+        return replace(after, position_B=state.position_B), out.tokens_BN
+
+    seconds: dict[str, float] = {}
+    compile_seconds = 0.0
+    for name, program in {"verify": verify, "backbone": backbone, "draft": draft, "round": round_}.items():
+
+        def flat(weights: list, state: DecodeState, program: Program = program) -> tuple[DecodeState, Any]:
+            target, drafter = jax.tree.unflatten(treedef, weights)
+            return program(target, drafter, state)
+
+        run = jax.jit(flat, donate_argnums=1)
+        began = time.perf_counter()
+        compiled = run.lower(weights, state).compile()
+        compile_seconds = time.perf_counter() - began
+        seconds[name], state = _time(compiled, weights, state, repeats)
+    vocabulary, kept = target.vocabulary, context * batch
+    head = vocabulary.spec.size * vocabulary.spec.d_model
+    dense = sum(leaf.size for leaf in jax.tree.leaves(target.layers)) + head
+    cached = sum(2 * spec.kv_heads * spec.head_dim for spec in target.spec.layers) * kept
+    moved = (dense + cached) * dtype.itemsize
+    flops = 2 * dense * batch * (block + 1)
+    floor = max(moved / ceiling["bytes_per_second"], flops / ceiling["flops_per_second"])
+    return {
+        "batch": batch,
+        "context": context,
+        "seconds": seconds,
+        "verify_floor": floor,
+        "verify_bytes": moved,
+        "verify_flops": flops,
+        "head_seconds": seconds["draft"] - seconds["backbone"],
+        "compile_seconds": compile_seconds,
+    }
+
+
+def _time(compiled: Program, weights: list, state: DecodeState, repeats: int) -> tuple[float, DecodeState]:
+    """Median over three runs of the mean of `repeats` rounds that follow each other."""
+    means = []
+    for _ in range(4):
+        jax.block_until_ready(state)
+        began = time.perf_counter()
+        for _ in range(repeats):
+            state, _ = compiled(weights, state)
+        jax.block_until_ready(state)
+        means.append((time.perf_counter() - began) / repeats)
+    return statistics.median(means[1:]), state
+
+
+def _copy_bandwidth(dtype: jnp.dtype) -> float:
+    size = 1 << 26 if jax.default_backend() == "cpu" else 4 << 30
+    x = jnp.zeros(size // dtype.itemsize, dtype)
+    return 2 * x.nbytes / _each(jax.jit(lambda x: x + 1, donate_argnums=0), x)
+
+
+def _matmul_rate(dtype: jnp.dtype) -> float:
+    side = 1024 if jax.default_backend() == "cpu" else 8192
+    return 2 * side**3 / _each(jax.jit(lambda x: x @ x), jnp.zeros((side, side), dtype))
+
+
+def _each(run: Callable[[jax.Array], jax.Array], x: jax.Array, times: int = 20) -> float:
+    """Seconds of each of so many runs that follow each other."""
+    x = jax.block_until_ready(run(x))
+    began = time.perf_counter()
+    for _ in range(times):
+        x = run(x)
+    jax.block_until_ready(x)
+    return (time.perf_counter() - began) / times
+
+
+def _print_row(row: dict[str, Any]) -> None:
+    seconds = row["seconds"]
+    print(
+        f"| {row['target']} | {row['batch']} | {row['context']} | {1e3 * seconds['verify']:.2f} "
+        f"({1e3 * row['verify_floor']:.2f}, {row['verify_floor'] / seconds['verify']:.0%}) "
+        f"| {1e3 * seconds['draft']:.2f} ({seconds['draft'] / seconds['round']:.0%}) "
+        f"| {1e3 * row['head_seconds']:.2f} ({row['head_seconds'] / seconds['round']:.1%}) "
+        f"| {1e3 * seconds['round']:.2f} | {row['compile_seconds']:.0f} |",
+        flush=True,
+    )
+
+
+def _plot(rows: list[dict], facts: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shapes = list(dict.fromkeys((row["target"], row["context"]) for row in rows))
+    figure, axes = pyplot.subplots(1, len(shapes), figsize=(4 * len(shapes), 3.5), squeeze=False)
+    for axis, (target, context) in zip(axes[0], shapes, strict=True):
+        picked = [row for row in rows if (row["target"], row["context"]) == (target, context)]
+        batches = [row["batch"] for row in picked]
+        for part in ("round", "verify", "draft"):
+            axis.plot(batches, [1e3 * row["seconds"][part] for row in picked], marker="o", label=part)
+        axis.plot(batches, [1e3 * row["verify_floor"] for row in picked], "k--", label="floor of verify")
+        axis.set(title=f"{target}, {context} tokens", xlabel="requests", ylabel="ms", xscale="log", ylim=(0, None))
+        axis.legend()
+    figure.suptitle(f"{facts['device']}, {facts['dtype']}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

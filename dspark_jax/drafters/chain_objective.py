@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dspark_jax.core.arrays import Array, Bool, Float, Int
-from dspark_jax.drafters.chain import ChainDrafter
+from dspark_jax.drafters.chain import ChainDrafter, ahead
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.ops.losses import ChainTerms, chain_terms
 
@@ -18,7 +18,7 @@ def chain_objective(
     *,
     tokens_BT: Int[Array, "B T"],
     loss_mask_BT: Bool[Array, "B T"],
-    padding_BT: Bool[Array, "B T"],
+    starts_BT: Int[Array, "B T"],
     features_BTE: Float[Array, "B T E"],
     hidden_BTD: Float[Array, "B T D"],
     chunk: int = 512,
@@ -26,18 +26,14 @@ def chain_objective(
     """Terms of every step over every position; `hidden_BTD` are the target's normed hidden states.
 
     Step k at position i predicts token i + k + 2 and is compared with the target's law at position i + k + 1; it counts
-    where tokens i + k and i + k + 1 are supervised. Logits exist for `chunk` positions of every row at a time and are
-    recomputed in the backward pass.
+    where tokens i + k and i + k + 1 are supervised and of i's document, which begins at starts_BT. Logits exist for
+    `chunk` positions of every row at a time and are recomputed in the backward pass.
     """
     steps, (batch, length) = drafter.block_size, tokens_BT.shape
-    outputs_ZBTD = drafter.unrolled(vocabulary, tokens_BT, features_BTE, padding_BT, steps)
-
-    def shifted(x: Array, by: int) -> Array:
-        return jnp.pad(x[:, by:], ((0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)))
-
-    aligned_ZBTD = jnp.stack([shifted(hidden_BTD, step + 1) for step in range(steps)])
-    base_BT = loss_mask_BT & shifted(loss_mask_BT, 1)
-    mask_ZBT = jnp.stack([shifted(base_BT, step) for step in range(steps)])
+    outputs_ZBTD = drafter.unrolled(vocabulary, tokens_BT, features_BTE, starts_BT, steps)
+    aligned_ZBTD = jnp.stack([ahead(hidden_BTD, step + 1) for step in range(steps)])
+    base_BT, index_T = loss_mask_BT & ahead(loss_mask_BT, 1), jnp.arange(length)
+    mask_ZBT = jnp.stack([ahead(base_BT, step) & (ahead(starts_BT, step + 1) <= index_T) for step in range(steps)])
 
     @jax.checkpoint
     def terms_of(output: Array, aligned: Array, mask: Array) -> ChainTerms:

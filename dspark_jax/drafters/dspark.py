@@ -199,14 +199,20 @@ class DSpark(nnx.Module):
         tokens_BT: Int[Array, "B T"],
         features_BTE: Float[Array, "B T E"],
         anchors_BA: Int[Array, "B A"],
+        starts_BT: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B A K D"]:
-        """Normed hidden states of the block at every anchor; blocks see the context before it and themselves."""
+        """Normed hidden states of the block at every anchor; blocks see the context before it and themselves.
+
+        Where a row holds several documents, `starts_BT` says where each token's begins: a block sees its anchor's.
+        """
         batch, length = tokens_BT.shape
         num_anchors, block = anchors_BA.shape[1], self.config.input_slots
         context_BTD = self.context(features_BTE)
-        context_positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-        positions_BQ = (anchors_BA[..., None] + jnp.arange(block)).reshape(batch, -1)
-        mask = training_block_mask(anchors_BA, block, length, self.config.layer.window)
+        starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
+        starts_BA = jnp.take_along_axis(starts_BT, anchors_BA, axis=1)
+        context_positions = jnp.arange(length) - starts_BT
+        positions_BQ = ((anchors_BA - starts_BA)[..., None] + jnp.arange(block)).reshape(batch, -1)
+        mask = training_block_mask(anchors_BA, starts_BA, block, length, self.config.layer.window)
         anchor_tokens_BA = jnp.take_along_axis(tokens_BT, anchors_BA, axis=1)
         x_BQD = self._block_inputs(vocabulary, anchor_tokens_BA).reshape(batch, num_anchors * block, -1)
 

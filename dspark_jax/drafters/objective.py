@@ -42,18 +42,21 @@ def block_labels(
     loss_mask_BT: Bool[Array, "B T"],
     anchors_BA: Int[Array, "B A"],
     keep_BA: Bool[Array, "B A"],
+    starts_BT: Int[Array, "B T"],
     block: int,
 ) -> tuple[Int[Array, "B A N"], Bool[Array, "B A K"]]:
     """Tokens at anchor..anchor+K of every block, and which of the K labels (anchor+1 on) are supervised.
 
-    A block is supervised as a contiguous prefix: nothing after the first unsupervised label or the sequence's end.
+    A block is supervised as a contiguous prefix: nothing after the first unsupervised label or the end of the
+    anchor's document. `starts_BT`: where each token's document begins.
     """
     length = tokens_BT.shape[1]
     positions_BAN = anchors_BA[..., None] + jnp.arange(block + 1)
     inside = jnp.minimum(positions_BAN, length - 1).reshape(tokens_BT.shape[0], -1)
     tokens_BAN = jnp.take_along_axis(tokens_BT, inside, axis=1).reshape(positions_BAN.shape)
     supervised = jnp.take_along_axis(loss_mask_BT, inside, axis=1).reshape(positions_BAN.shape)
-    valid = supervised & (positions_BAN < length)
+    starts_BAN = jnp.take_along_axis(starts_BT, inside, axis=1).reshape(positions_BAN.shape)
+    valid = supervised & (positions_BAN < length) & (starts_BAN <= anchors_BA[..., None])
     mask_BAK = jnp.cumprod(valid[..., 1:], axis=-1).astype(bool) & keep_BA[..., None]
     return tokens_BAN, mask_BAK
 
@@ -69,6 +72,7 @@ def block_objective(
     anchors_BA: Int[Array, "B A"],
     keep_BA: Bool[Array, "B A"],
     weights: LossWeights,
+    starts_BT: Int[Array, "B T"] | None = None,
     chunk: int = 8,
 ) -> BlockTerms:
     """Loss terms over the blocks at the given anchors.
@@ -77,8 +81,9 @@ def block_objective(
     exist for `chunk` anchors of every row at a time and are recomputed in the backward pass.
     """
     block = drafter.block_size
-    tokens_BAN, mask_BAK = block_labels(tokens_BT, loss_mask_BT, anchors_BA, keep_BA, block)
-    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA)
+    starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
+    tokens_BAN, mask_BAK = block_labels(tokens_BT, loss_mask_BT, anchors_BA, keep_BA, starts_BT, block)
+    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA, starts_BT)
     positions = jnp.minimum(anchors_BA[..., None] + jnp.arange(block), tokens_BT.shape[1] - 1)
     batch, num_anchors = anchors_BA.shape
     aligned_BAKD = jnp.take_along_axis(hidden_BTD, positions.reshape(batch, -1, 1), axis=1).reshape(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from dspark_jax.data.pipeline import Packed, PadTo
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.draft import DrafterShape
 from dspark_jax.training.evaluate import EvaluationConfig
@@ -24,6 +25,7 @@ class TrainConfig:
     target: a name, hub id or folder that interop.huggingface resolves.
     batch_size: sequences over all devices; sequence_length: tokens; anchors: at most so many blocks a sequence
     (of block drafters; chain drafters learn from every position).
+    packing: a row holds as many conversations as fit in sequence_length, each for itself; otherwise one a row.
     steps: updates; None means as many as `epochs` passes over the data take.
     precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
     fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
@@ -36,6 +38,7 @@ class TrainConfig:
     batch_size: int = 512
     sequence_length: int = 4096
     anchors: int = 512
+    packing: bool = True
     epochs: int = 10
     steps: int | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -56,6 +59,11 @@ class TrainConfig:
         # What the shuffling of the data takes.
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie between 0 and {2**32 - 1}, not {self.seed}")
+
+    @property
+    def padding(self) -> PadTo | Packed:
+        """How conversations become rows."""
+        return (Packed if self.packing else PadTo)(length=self.sequence_length)
 
     @property
     def dtype(self) -> jnp.dtype:

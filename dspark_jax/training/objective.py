@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import jax.numpy as jnp
-
 from dspark_jax.core.arrays import Array, Bool, Float, Int, Key, pytree
 from dspark_jax.drafters.anchors import sample_anchors
 from dspark_jax.drafters.chain_objective import chain_loss, chain_objective
 from dspark_jax.drafters.objective import LossWeights, block_objective, total_loss
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.ops.losses import BlockTerms, ChainTerms
+from dspark_jax.ops.masks import document_starts
 from dspark_jax.targets.model import TargetOutput
 from dspark_jax.training.draft import DFlashShape, DrafterShape, DSparkShape
 
@@ -23,7 +22,12 @@ class Rows:
 
     tokens_BT: Int[Array, "B T"]
     loss_mask_BT: Bool[Array, "B T"]
-    length_B: Int[Array, "B"]
+    segments_BT: Int[Array, "B T"]
+
+    @property
+    def starts_BT(self) -> Int[Array, "B T"]:
+        """Where each token's document begins in its row."""
+        return document_starts(self.segments_BT)
 
 
 @runtime_checkable
@@ -48,7 +52,7 @@ class BlockObjective:
         self, drafter: Any, vocabulary: Vocabulary, rows: Rows, seen: TargetOutput, key: Key[Array, ""]
     ) -> BlockTerms:
         anchors = min(self.anchors, rows.tokens_BT.shape[1])
-        anchors_BA, keep_BA = sample_anchors(key, rows.loss_mask_BT, anchors)
+        anchors_BA, keep_BA = sample_anchors(key, rows.loss_mask_BT, rows.starts_BT, anchors)
         return block_objective(
             drafter,
             vocabulary,
@@ -59,6 +63,7 @@ class BlockObjective:
             anchors_BA=anchors_BA,
             keep_BA=keep_BA,
             weights=self.weights,
+            starts_BT=rows.starts_BT,
         )
 
     def loss(self, terms: BlockTerms) -> Float[Array, ""]:
@@ -79,7 +84,7 @@ class ChainObjective:
             vocabulary,
             tokens_BT=rows.tokens_BT,
             loss_mask_BT=rows.loss_mask_BT,
-            padding_BT=jnp.arange(rows.tokens_BT.shape[1]) >= rows.length_B[:, None],
+            starts_BT=rows.starts_BT,
             features_BTE=seen.features_BTE,
             hidden_BTD=seen.hidden_BTD,
         )

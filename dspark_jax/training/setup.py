@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from dspark_jax.core.mesh import make_mesh, sharding
-from dspark_jax.data.pipeline import Batch, PadTo, evaluation_batches, iterate, training_batches
+from dspark_jax.data.pipeline import Batch, evaluation_batches, iterate, training_batches
 from dspark_jax.data.store import TokenStore, split
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
 from dspark_jax.targets.model import Target
@@ -64,7 +64,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
         store,
         rows,
         batch_size=config.batch_size,
-        padding=PadTo(length=config.sequence_length),
+        padding=config.padding,
         seed=config.seed,
         epochs=None if config.steps else config.epochs,
     )
@@ -137,7 +137,7 @@ def _initial(config: TrainConfig, drafter_config: DrafterConfig, optimizer) -> T
 
 def _evaluator(config: TrainConfig, reader: Reader, store: TokenStore, held_out, step_config: StepConfig) -> Evaluator:
     batches: grain.MapDataset = evaluation_batches(
-        store, held_out, batch_size=config.batch_size, padding=PadTo(length=config.sequence_length)
+        store, held_out, batch_size=config.batch_size, padding=config.padding
     )
     evaluation = config.evaluation
     return Evaluator(

@@ -81,14 +81,14 @@ def train_step(
     )
     metrics = named(terms) | {"loss": _once(value), "grad_norm": _once(norm)}
     metrics = _choose(finite, metrics, jax.tree.map(jnp.zeros_like, metrics))
-    return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.length_B))}
+    return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.segments_BT > 0))}
 
 
 def measure(masters: Drafter, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> Terms:
     """The loss terms of one batch, the drafter computed in config.dtype; `key` decides what the objective draws."""
     drafter = cast(masters, config.dtype)
-    rows = Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.length_B)))
-    seen = target.encode(rows.tokens_BT, drafter.tapped_layers)
+    rows = Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.segments_BT)))
+    seen = target.encode(rows.tokens_BT, drafter.tapped_layers, rows.starts_BT)
     return config.objective.terms(drafter, target.vocabulary, rows, seen, key)
 
 

@@ -45,7 +45,7 @@ mask = rng.random((4, 16)) < 0.8
 # Rows of unlike weight: a mean of per-device means would differ.
 mask[0, 4:] = False
 batch = Batch(
-    tokens_BT=rng.integers(2, 47, (4, 16)).astype(np.int32), loss_mask_BT=mask, length_B=np.full(4, 16, np.int32)
+    tokens_BT=rng.integers(2, 47, (4, 16)).astype(np.int32), loss_mask_BT=mask, segments_BT=np.ones((4, 16), np.int32)
 )
 
 

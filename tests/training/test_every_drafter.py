@@ -85,7 +85,7 @@ def batch() -> Batch:
     mask = np.ones((4, 16), bool)
     mask[:, :3] = False
     tokens = rng.integers(2, 40, (4, 16)).astype(np.int32)
-    return Batch(tokens_BT=tokens, loss_mask_BT=mask, length_B=np.full(4, 16, np.int32))
+    return Batch(tokens_BT=tokens, loss_mask_BT=mask, segments_BT=np.ones((4, 16), np.int32))
 
 
 @pytest.mark.parametrize("name", ["dflash", "eagle3"])
@@ -108,7 +108,8 @@ def test_padding_does_not_move_the_terms_of_a_chain(target, batch):
     drafter = new_drafter(draft_config(shape, target.spec), rngs=nnx.Rngs(0), dtype=jnp.float32)
     config = StepConfig(objective=objective_of(shape, anchors=8), dtype=jnp.dtype("float32"))
     compute = jax.jit(partial(measure, config=config))
-    short = batch._replace(length_B=np.full(4, 12, np.int32), loss_mask_BT=batch.loss_mask_BT & (np.arange(16) < 12))
+    inside = np.broadcast_to(np.arange(16) < 12, (4, 16))
+    short = batch._replace(segments_BT=inside.astype(np.int32), loss_mask_BT=batch.loss_mask_BT & inside)
     other = short._replace(tokens_BT=np.where(np.arange(16) < 12, batch.tokens_BT, 5).astype(np.int32))
     one, two = (compute(drafter, target, rows, jax.random.key(0)) for rows in (short, other))
     assert float(one.ce_K.sum[0]) > 0

@@ -238,11 +238,19 @@ class DSpark(nnx.Module):
     ) -> tuple[Float[Array, "*B K V"], Float[Array, "*B K"]]:
         """(draft logits, confidence logits) of blocks whose previous tokens are given, as in training."""
         logits = self.base_logits(vocabulary, hidden)
-        embedded = None
+        latents, confidence = self.head_inputs(hidden, previous)
         if self.markov_head:
-            embedded = self.markov_head.embed(previous)
-            logits = logits + self.markov_head.bias(self.markov_head.latents(hidden, embedded))
-        return logits, self.confidence_logits(hidden, embedded)
+            logits = logits + self.markov_head.bias(latents)
+        return logits, confidence
+
+    def head_inputs(
+        self, hidden: Float[Array, "*B K D"], previous: Int[Array, "*B K"]
+    ) -> tuple[Float[Array, "*B K R"] | None, Float[Array, "*B K"]]:
+        """(latents of the Markov head or None, confidence logits) of the same blocks: all but the vocabulary."""
+        if self.markov_head is None:
+            return None, self.confidence_logits(hidden, None)
+        embedded = self.markov_head.embed(previous)
+        return self.markov_head.latents(hidden, embedded), self.confidence_logits(hidden, embedded)
 
     def base_logits(self, vocabulary: Vocabulary, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Logits before the Markov bias; -inf for tokens that are never drafted."""

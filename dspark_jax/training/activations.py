@@ -13,8 +13,8 @@ from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import DrafterConfig
 
 _FLOAT32 = 4
-# Draft and target logits, and a softmax of each; `chunk` of the two objectives.
-_LOGIT_COPIES, _ANCHORS, _POSITIONS = 4, 8, 512
+# Draft and target logits, and a softmax of each; `chunk` of the vocabulary loss.
+_LOGIT_COPIES, _POSITIONS = 4, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def estimate_activations(
         anchors = min(config.anchors, length)
         queries = anchors * drafter.input_slots
         saved = drafter.num_layers * layer(drafter.layer, queries, length + queries)
-        positions = min(_ANCHORS, anchors) * drafter.block_size
+        positions = min(_POSITIONS, anchors * drafter.block_size)
     else:
         # The last step at work, whose scores are the largest; of the others their hidden states, keys and values.
         kept = 2 * (drafter.layer.d_model + drafter.layer.kv_heads * drafter.layer.head_dim) * length * size

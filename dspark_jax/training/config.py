@@ -27,6 +27,7 @@ class TrainConfig:
     (of block drafters; chain drafters learn from every position).
     packing: a row holds as many conversations as fit in sequence_length, each for itself; otherwise one a row.
     steps: updates; None means as many as `epochs` passes over the data take.
+    accumulate: parts in which a batch is computed, one after the other, for less memory; the step is the same.
     precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
     fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
     log_every: steps between two fetches of metrics, the only time the host waits for the device.
@@ -44,6 +45,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    accumulate: int = 1
     precision: Precision = "bfloat16"
     fsdp: int = 1
     tensor: int = 1
@@ -51,7 +53,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every", "fsdp", "tensor"):
+        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every", "fsdp", "tensor", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
@@ -91,3 +93,13 @@ def find_config(name: str, folder: Path) -> TrainConfig:
     if not isinstance(config, TrainConfig):
         raise ValueError(f"{path} does not define `config`, a dspark_jax.training.config.TrainConfig")
     return config
+
+
+def require_batch(config: TrainConfig, ways: int) -> None:
+    """ValueError unless every part of a batch divides over the devices that share it."""
+    if config.batch_size % (ways * config.accumulate):
+        parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
+        raise ValueError(
+            f"batch_size {config.batch_size} does not divide over {ways} devices{parts}; take a multiple of "
+            f"{ways * config.accumulate}"
+        )

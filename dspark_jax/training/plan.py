@@ -17,7 +17,7 @@ from dspark_jax.core.arrays import DType
 from dspark_jax.core.mesh import sharding
 from dspark_jax.targets.model import Target, TargetSpec
 from dspark_jax.training.activations import Activations, estimate_activations
-from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
 from dspark_jax.training.step import TrainState, init_state
@@ -66,15 +66,12 @@ def plan_run(config: TrainConfig, spec: TargetSpec, topology: Topology) -> Plan:
     """ValueError when the batch or a parameter does not divide over the machine's devices."""
     mesh = mesh_of(topology, fsdp=config.fsdp, tensor=config.tensor)
     ways = mesh.size // config.tensor
-    if config.batch_size % ways:
-        raise ValueError(
-            f"batch_size {config.batch_size} does not divide over {ways} devices; take a multiple of {ways}"
-        )
+    require_batch(config, ways)
     drafter_config = draft_config(config.drafter, spec)
     target = _target_parts(spec, config.dtype)
     state = _abstract_state(drafter_config, config.optimizer)
     drafter, moments = (_Part(module=state.drafter),), (_Part(module=state.opt_state),)
-    rows = config.batch_size // ways
+    rows = config.batch_size // ways // config.accumulate
     masters = _device_bytes(mesh, drafter)
     return Plan(
         drafter_config=drafter_config,

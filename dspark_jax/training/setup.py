@@ -17,7 +17,7 @@ from dspark_jax.data.pipeline import Batch, evaluation_batches, iterate, trainin
 from dspark_jax.data.store import TokenStore, split
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
 from dspark_jax.targets.model import Target
-from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
@@ -73,7 +73,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     optimizer = build_optimizer(config.optimizer, steps)
     state = place(mesh, _initial(config, drafter_config, optimizer))
     objective = objective_of(config.drafter, anchors=config.anchors)
-    step_config = StepConfig(objective=objective, dtype=config.dtype)
+    step_config = StepConfig(objective=objective, dtype=config.dtype, accumulate=config.accumulate)
     step = jax.jit(
         partial(train_step, optimizer=optimizer, config=step_config),
         donate_argnums=0,
@@ -113,10 +113,7 @@ def _mesh(config: TrainConfig) -> Mesh:
         raise ValueError("training runs in one process, which may hold many devices; start it on one host only")
     mesh = make_mesh(fsdp=config.fsdp, tensor=config.tensor)
     ways = mesh.size // config.tensor
-    if config.batch_size % ways:
-        raise ValueError(
-            f"batch_size {config.batch_size} does not divide over {ways} devices; take a multiple of {ways}"
-        )
+    require_batch(config, ways)
     return mesh
 
 

@@ -60,7 +60,7 @@ def inputs(reference):
 
 @pytest.fixture(scope="module")
 def outcome(drafter, vocabulary, inputs, weights):
-    """((loss, (terms, draft and confidence logits)), gradients) of the reference's batch, 6 anchors in chunks of 4."""
+    """((loss, (terms, draft and confidence logits)), gradients) of the reference's batch, slots in chunks of 4."""
 
     @jax.jit
     def run(drafter, vocabulary, inputs):

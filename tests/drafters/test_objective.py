@@ -16,7 +16,7 @@ def test_the_published_weights_are_the_defaults():
 
 
 def test_chunks_change_nothing(small, vocabulary):
-    """7 anchors in chunks of 1, 3 (which does not divide them), 7 and more."""
+    """21 slots in chunks of 21, 1, 4 (which does not divide them) and more."""
     rng = np.random.default_rng(0)
     inputs = {
         "tokens_BT": jnp.asarray(rng.integers(0, 19, (2, 12)), jnp.int32),
@@ -30,7 +30,7 @@ def test_chunks_change_nothing(small, vocabulary):
     @jax.jit
     def run(drafter):
         return [
-            block_objective(drafter, vocabulary, **inputs, weights=WEIGHTS, chunk=chunk) for chunk in (7, 1, 3, 100)
+            block_objective(drafter, vocabulary, **inputs, weights=WEIGHTS, chunk=chunk) for chunk in (21, 1, 4, 100)
         ]
 
     whole, *others = run(small(num_layers=1))

@@ -239,7 +239,7 @@ class DSpark(nnx.Module):
         """(draft logits, confidence logits) of blocks whose previous tokens are given, as in training."""
         logits = self.base_logits(vocabulary, hidden)
         latents, confidence = self.head_inputs(hidden, previous)
-        if self.markov_head:
+        if self.markov_head is not None and latents is not None:
             logits = logits + self.markov_head.bias(latents)
         return logits, confidence
 

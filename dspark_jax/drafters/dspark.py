@@ -21,7 +21,8 @@ from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import cached_block_mask, training_block_mask
+from dspark_jax.ops.long_attention import block_attention
+from dspark_jax.ops.masks import cached_block_mask, first_seen
 from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
@@ -200,10 +201,12 @@ class DSpark(nnx.Module):
         features_BTE: Float[Array, "B T E"],
         anchors_BA: Int[Array, "B A"],
         starts_BT: Int[Array, "B T"] | None = None,
+        remat: bool = False,
     ) -> Float[Array, "B A K D"]:
         """Normed hidden states of the block at every anchor; blocks see the context before it and themselves.
 
         Where a row holds several documents, `starts_BT` says where each token's begins: a block sees its anchor's.
+        With `remat` the backward pass computes each layer again instead of keeping what it made.
         """
         batch, length = tokens_BT.shape
         num_anchors, block = anchors_BA.shape[1], self.config.input_slots
@@ -211,20 +214,29 @@ class DSpark(nnx.Module):
         starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
         starts_BA = jnp.take_along_axis(starts_BT, anchors_BA, axis=1)
         context_positions = jnp.arange(length) - starts_BT
-        positions_BQ = ((anchors_BA - starts_BA)[..., None] + jnp.arange(block)).reshape(batch, -1)
-        mask = training_block_mask(anchors_BA, starts_BA, block, length, self.config.layer.window)
+        positions_BAK = (anchors_BA - starts_BA)[..., None] + jnp.arange(block)
+        query_BAK = anchors_BA[..., None] + jnp.arange(block)
+        starts_BAK, last_BAK = (jnp.broadcast_to(x[..., None], query_BAK.shape) for x in (starts_BA, anchors_BA - 1))
+        spec = self.config.layer
+        first_BAK = first_seen(starts_BAK, query_BAK, spec.window)
         anchor_tokens_BA = jnp.take_along_axis(tokens_BT, anchors_BA, axis=1)
         x_BQD = self._block_inputs(vocabulary, anchor_tokens_BA).reshape(batch, num_anchors * block, -1)
 
-        for layer in self.layers:
+        def through(layer: Block, x_BQD: Array) -> Array:
             context_k, context_v = layer.attention.keys_values(context_BTD, context_positions)
 
-            def attend(q, k, v, context_k=context_k, context_v=context_v):
-                keys = jnp.concatenate([context_k, k], axis=2)
-                values = jnp.concatenate([context_v, v], axis=2)
-                return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), None
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+                own_k, own_v = (x.reshape(*x.shape[:2], num_anchors, block, -1) for x in (k, v))
+                q_BAKHC = q.reshape(batch, num_anchors, block, *q.shape[2:])
+                mixed = block_attention(
+                    q_BAKHC, context_k, context_v, own_k, own_v, first_BAK, last_BAK, scale=spec.attention_scale
+                )
+                return mixed.reshape(q.shape), None
 
-            x_BQD, _ = layer(x_BQD, positions_BQ, attend)
+            return layer(x_BQD, positions_BAK.reshape(batch, -1), attend)[0]
+
+        for layer in self.layers:
+            x_BQD = (jax.checkpoint(through) if remat else through)(layer, x_BQD)
         return self.norm(x_BQD).reshape(batch, num_anchors, block, -1)[:, :, block - self.block_size :]
 
     # Shared by both.

@@ -73,17 +73,18 @@ def block_objective(
     keep_BA: Bool[Array, "B A"],
     weights: LossWeights,
     starts_BT: Int[Array, "B T"] | None = None,
+    remat: bool = False,
     chunk: int = 64,
 ) -> BlockTerms:
     """Loss terms over the blocks at the given anchors.
 
     `hidden_BTD` are the target's normed hidden states: slot k is compared with its law at position anchor+k. Logits
-    exist for `chunk` slots of every row at a time.
+    exist for `chunk` slots of every row at a time. `remat`: see DSpark.training_blocks.
     """
     block, (batch, num_anchors) = drafter.block_size, anchors_BA.shape
     starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
     tokens_BAN, mask_BAK = block_labels(tokens_BT, loss_mask_BT, anchors_BA, keep_BA, starts_BT, block)
-    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA, starts_BT)
+    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA, starts_BT, remat)
     latent_BAKR, confidence_BAK = drafter.head_inputs(hidden_BAKD, tokens_BAN[..., :-1])
     places = jnp.minimum(anchors_BA[..., None] + jnp.arange(block), tokens_BT.shape[1] - 1).reshape(batch, -1, 1)
 

@@ -45,11 +45,9 @@ def between(first_BT: Int[Array, "B T"], last_BT: Int[Array, "B T"], keys: int) 
     return (key_S >= first_BT[..., None]) & (key_S <= last_BT[..., None])
 
 
-def first_seen(
-    start_BT: Int[Array, "B T"], query_BT: Int[Array, "B T"], window: int | None = None
-) -> Int[Array, "B T"]:
+def first_seen(start: Int[Array, "*B"], query: Int[Array, "*B"], window: int | None = None) -> Int[Array, "*B"]:
     """The first key that a query sees: its document's first, or the first of the `window` that end with its own."""
-    return start_BT if window is None else jnp.maximum(start_BT, query_BT - window + 1)
+    return start if window is None else jnp.maximum(start, query - window + 1)
 
 
 def training_block_mask(

@@ -10,7 +10,8 @@ from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
 from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import between, causal_mask, first_seen
+from dspark_jax.ops.long_attention import span_attention
+from dspark_jax.ops.masks import causal_mask, first_seen
 from dspark_jax.ops.packing import Packing
 
 
@@ -67,13 +68,11 @@ class Target(nnx.Module):
         length = tokens_BT.shape[1]
         starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
         index_BT = jnp.broadcast_to(jnp.arange(length), tokens_BT.shape)
-        masks = {
-            window: between(first_seen(starts_BT, index_BT, window), index_BT, length) for window in self._windows()
-        }
+        first_BT = {window: first_seen(starts_BT, index_BT, window) for window in self._windows()}
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, None]:
             spec = self.spec.layers[index]
-            return attention(q, k, v, masks[spec.window], scale=spec.attention_scale), None
+            return span_attention(q, k, v, first_BT[spec.window], index_BT, scale=spec.attention_scale), None
 
         hidden, features, _ = self._run(tokens_BT, index_BT - starts_BT, taps, attend)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=None)

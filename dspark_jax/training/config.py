@@ -16,6 +16,7 @@ from dspark_jax.training.overrides import nearest
 from dspark_jax.training.sources import ChatFiles, SelfSampled
 
 Precision = Literal["bfloat16", "float32"]
+Remat = Literal["none", "layer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class TrainConfig:
     packing: a row holds as many conversations as fit in sequence_length, each for itself; otherwise one a row.
     steps: updates; None means as many as `epochs` passes over the data take.
     accumulate: parts in which a batch is computed, one after the other, for less memory; the step is the same.
+    remat: "layer" keeps only each drafter layer's input for the backward pass, which computes the layer again (chain
+    drafters, of one layer, always do).
     precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
     fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
     log_every: steps between two fetches of metrics, the only time the host waits for the device.
@@ -46,6 +49,7 @@ class TrainConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     accumulate: int = 1
+    remat: Remat = "none"
     precision: Precision = "bfloat16"
     fsdp: int = 1
     tensor: int = 1

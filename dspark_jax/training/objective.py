@@ -68,10 +68,12 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockObjective:
-    """Of DSpark and DFlash: up to `anchors` blocks a row, drawn anew with each key."""
+    """Of DSpark and DFlash: up to `anchors` blocks a row, drawn anew with each key. `remat`: the backward pass computes
+    each layer again."""
 
     anchors: int
     weights: LossWeights
+    remat: bool = False
 
     def draw(self, rows: Rows, key: Key[Array, ""]) -> Blocks:
         anchors = min(self.anchors, rows.tokens_BT.shape[1])
@@ -105,6 +107,7 @@ class BlockObjective:
             keep_BA=drawn.keep_BA,
             weights=self.weights,
             starts_BT=drawn.rows.starts_BT,
+            remat=self.remat,
         )
 
     def loss(self, terms: BlockTerms) -> Float[Array, ""]:
@@ -146,14 +149,14 @@ class ChainObjective:
         return chain_loss(terms, self.step_decay)
 
 
-def objective_of(shape: DrafterShape, *, anchors: int) -> BlockObjective | ChainObjective:
+def objective_of(shape: DrafterShape, *, anchors: int, remat: bool = False) -> BlockObjective | ChainObjective:
     """The objective that drafters of this shape are trained with."""
     match shape:
         case DSparkShape():
-            return BlockObjective(anchors=anchors, weights=shape.loss)
+            return BlockObjective(anchors=anchors, weights=shape.loss, remat=remat)
         case DFlashShape():
             weights = LossWeights(ce=1.0, l1=0.0, confidence=0.0, decay=shape.decay)
-            return BlockObjective(anchors=anchors, weights=weights)
+            return BlockObjective(anchors=anchors, weights=weights, remat=remat)
     return ChainObjective(step_decay=shape.step_decay)
 
 

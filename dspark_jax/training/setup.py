@@ -72,7 +72,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
 
     optimizer = build_optimizer(config.optimizer, steps)
     state = place(mesh, _initial(config, drafter_config, optimizer))
-    objective = objective_of(config.drafter, anchors=config.anchors)
+    objective = objective_of(config.drafter, anchors=config.anchors, remat=config.remat == "layer")
     step_config = StepConfig(objective=objective, dtype=config.dtype, accumulate=config.accumulate)
     step = jax.jit(
         partial(train_step, optimizer=optimizer, config=step_config),

@@ -18,7 +18,8 @@ from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary
 from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import between, causal_mask, first_seen
+from dspark_jax.ops.long_attention import block_attention, span_attention
+from dspark_jax.ops.masks import causal_mask, first_seen
 from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
@@ -161,17 +162,21 @@ class ChainDrafter(nnx.Module):
         """
         batch, length = tokens_BT.shape
         index_BT = jnp.broadcast_to(jnp.arange(length), (batch, length))
-        causal = between(first_seen(starts_BT, index_BT, self.spec.window), index_BT, length)
-        own_diagonal = jnp.broadcast_to(jnp.eye(length, dtype=bool), (batch, length, length))
+        first_BT, scale = first_seen(starts_BT, index_BT, self.spec.window), self.spec.attention_scale
 
         # The attention scores of all steps together are the bulk of the memory, so the backward pass makes them anew.
         @jax.checkpoint
         def link(embedded_BTD: Array, hidden_BTD: Array, positions_BT: Array, past: list[tuple[Array, Array]]):
-            mask = jnp.concatenate([causal] + [own_diagonal] * len(past), axis=-1)
-
             def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
-                keys, values = (jnp.concatenate(parts, axis=2) for parts in zip(*past, (k, v), strict=True))
-                return attention(q, keys, values, mask, scale=self.spec.attention_scale), (k, v)
+                if not past:
+                    return span_attention(q, k, v, first_BT, index_BT, scale=scale), (k, v)
+                (context_k, context_v), *own = *past, (k, v)
+                own_k, own_v = (jnp.stack(parts, axis=3) for parts in zip(*own, strict=True))
+                first_BT1, last_BT1 = first_BT[..., None], index_BT[..., None]
+                mixed = block_attention(
+                    q[:, :, None], context_k, context_v, own_k, own_v, first_BT1, last_BT1, scale=scale
+                )
+                return mixed[:, :, 0], (k, v)
 
             residual, attention_input = self.inputs(embedded_BTD, hidden_BTD)
             return self.layer(residual, positions_BT, attend, attention_input=attention_input)

@@ -43,18 +43,18 @@ def block_attention(
     q_BAKHC: Float[Array, "B A K H C"],
     context_k_BJSC: Float[Array, "B J S C"],
     context_v_BJSC: Float[Array, "B J S C"],
-    block_k_BJAKC: Float[Array, "B J A K C"],
-    block_v_BJAKC: Float[Array, "B J A K C"],
+    own_k_BJALC: Float[Array, "B J A L C"],
+    own_v_BJALC: Float[Array, "B J A L C"],
     first_BAK: Int[Array, "B A K"],
     last_BAK: Int[Array, "B A K"],
     *,
     scale: float,
     scores: int = SCORES,
 ) -> Float[Array, "B A K H C"]:
-    """Slots of A blocks see the context from first to last, and all K slots of their own block.
+    """Slots of A blocks see the context from first to last, and all L keys of their own block.
 
-    A block's scores to itself are a product of its own, merged with those to the context under one softmax: A K (S + K)
-    scores instead of A K (S + A K).
+    A block's scores to its own keys are a product apart, merged with those to the context under one softmax:
+    A K (S + L) scores instead of A K (S + A L).
     """
     keys, slots = context_k_BJSC.shape[2], q_BAKHC.shape[2]
 
@@ -78,7 +78,7 @@ def block_attention(
         mixed = mixed + jnp.einsum("bjgakl,bajlc->bakjgc", of_block, block_v)
         return mixed.reshape(q.shape).astype(q.dtype)
 
-    by_block = (jnp.moveaxis(x, 1, 2) for x in (block_k_BJAKC, block_v_BJAKC))
+    by_block = (jnp.moveaxis(x, 1, 2) for x in (own_k_BJALC, own_v_BJALC))
     return _in_chunks(one, (q_BAKHC, *by_block, first_BAK, last_BAK), max(1, scores // (slots * keys)))
 
 

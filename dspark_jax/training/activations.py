@@ -55,9 +55,9 @@ def estimate_activations(
         saved = whole + (drafter.num_layers - 1) * (input_only if config.remat == "layer" else whole)
         positions = min(_POSITIONS, anchors * drafter.block_size)
     else:
-        # The last step at work, whose scores are the largest; of the others their hidden states, keys and values.
+        # The last step at work; of the others their hidden states, keys and values.
         kept = 2 * (drafter.layer.d_model + drafter.layer.kv_heads * drafter.layer.head_dim) * length * size
-        saved = layer(drafter.layer, length, length * drafter.block_size) + (drafter.block_size - 1) * kept
+        saved = layer(drafter.layer, length, length + drafter.block_size) + (drafter.block_size - 1) * kept
         positions = min(_POSITIONS, length)
     return Activations(
         features=rows * length * (taps + 1) * target.d_model * size,

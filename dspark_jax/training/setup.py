@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from dspark_jax.core.mesh import make_mesh, sharding
+from dspark_jax.core.mesh import make_mesh, sharding, variable_sharding
 from dspark_jax.data.pipeline import Batch, evaluation_batches, iterate, training_batches
 from dspark_jax.data.store import TokenStore, split
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
@@ -100,9 +100,10 @@ def place(mesh: Mesh, tree: Tree) -> Tree:
     """Parameters split as their logical axes say, everything else copied to every device."""
 
     def where(leaf):
-        if isinstance(leaf, nnx.Variable):
-            return leaf.replace(sharding(mesh, *leaf.get_metadata()["axes"]))
-        return sharding(mesh)
+        if not isinstance(leaf, nnx.Variable):
+            return sharding(mesh)
+        # An optimizer's state has no values for the parameters that another one takes.
+        return leaf.replace(variable_sharding(mesh, leaf)) if jax.tree.leaves(leaf) else leaf
 
     shardings = jax.tree.map(where, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
     return jax.device_put(tree, shardings)

@@ -82,13 +82,9 @@ def optimizers() -> frozenset[str]:
     for name, make in vars(optax).items():
         if name.startswith("scale_by") or name in _OTHERWISE or not inspect.isfunction(make):
             continue
-        first, *others = inspect.signature(make).parameters.values() or [None]
-        if (
-            first is not None
-            and first.name == "learning_rate"
-            and "Callable" in str(first.annotation)
-            and all(other.default is not other.empty for other in others)
-        ):
+        asked = list(inspect.signature(make).parameters.values())
+        alone = all(parameter.default is not parameter.empty for parameter in asked[1:])
+        if asked and asked[0].name == "learning_rate" and "Callable" in str(asked[0].annotation) and alone:
             found.add(name)
     return frozenset(found)
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import grain
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
@@ -21,6 +22,7 @@ from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
+from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_alike
 from dspark_jax.training.known_targets import shipped_target
 from dspark_jax.training.objective import objective_of
 from dspark_jax.training.optimizer import build_optimizer
@@ -35,6 +37,7 @@ class Setup:
     """A run that is ready to start: its state at step 0, its jitted step, its data and a digest of that data."""
 
     reader: Reader
+    target: Target
     state: TrainState
     step: Callable[[TrainState, Target, Batch], tuple[TrainState, Metrics]]
     steps: int
@@ -55,10 +58,14 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     _refuse_long(config, spec.max_len)
     drafter_config = draft_config(config.drafter, spec)
     target = load_target(directory, config.dtype, mesh=mesh, say=say)
-    reader = Reader(target=target, directory=directory, stop_ids=stop_ids(directory))
+    # To decode with, each process has a target of its own: which rows are done when is its own business.
+    own = target if alone() else load_target(directory, config.dtype, mesh=own_mesh())
+    reader = Reader(target=own, directory=directory, stop_ids=stop_ids(directory))
 
     sizes = {"length": config.sequence_length, "seed": config.seed}
-    store = open_store(config.data, reader, run_dir / "tokens", say=say, **sizes)
+    store = in_turn(lambda: open_store(config.data, reader, run_dir / "tokens", say=say, **sizes))
+    contents = fingerprint_of(config.data, reader, **sizes)
+    require_alike("the data", int(contents[:8], 16))
     rows, held_out = split(store, validation=config.data.validation)
     batches = training_batches(
         store,
@@ -67,6 +74,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
         padding=config.padding,
         seed=config.seed,
         epochs=None if config.steps else config.epochs,
+        host=here(),
     )
     steps = config.steps or len(batches)
 
@@ -77,17 +85,18 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     step = jax.jit(
         partial(train_step, optimizer=optimizer, config=step_config),
         donate_argnums=0,
-        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None),
+        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), sharding(mesh)),
     )
     return Setup(
         reader=reader,
+        target=target,
         state=state,
         step=step,
         steps=steps,
-        contents=fingerprint_of(config.data, reader, **sizes),
+        contents=contents,
         batches=iterate(batches),
         batch_sharding=sharding(mesh, "batch"),
-        evaluate=_evaluator(config, reader, store, held_out, step_config),
+        evaluate=_evaluator(config, reader, target, mesh, store, held_out, step_config),
     )
 
 
@@ -106,12 +115,13 @@ def place(mesh: Mesh, tree: Tree) -> Tree:
         return leaf.replace(variable_sharding(mesh, leaf)) if jax.tree.leaves(leaf) else leaf
 
     shardings = jax.tree.map(where, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    return jax.device_put(tree, shardings)
+    if alone():
+        return jax.device_put(tree, shardings)
+    # Of what every process has, each device takes its part; a transfer could not reach the others' devices.
+    return jax.jit(lambda tree: tree, out_shardings=shardings)(tree)
 
 
 def _mesh(config: TrainConfig) -> Mesh:
-    if jax.process_count() > 1:
-        raise ValueError("training runs in one process, which may hold many devices; start it on one host only")
     mesh = make_mesh(fsdp=config.fsdp, tensor=config.tensor)
     ways = mesh.size // config.tensor
     require_batch(config, ways)
@@ -133,17 +143,27 @@ def _initial(config: TrainConfig, drafter_config: DrafterConfig, optimizer) -> T
     return init_state(drafter, optimizer, jax.random.key(config.seed))
 
 
-def _evaluator(config: TrainConfig, reader: Reader, store: TokenStore, held_out, step_config: StepConfig) -> Evaluator:
+def _evaluator(
+    config: TrainConfig,
+    reader: Reader,
+    target: Target,
+    mesh: Mesh,
+    store: TokenStore,
+    held_out: np.ndarray,
+    step_config: StepConfig,
+) -> Evaluator:
     batches: grain.MapDataset = evaluation_batches(
-        store, held_out, batch_size=config.batch_size, padding=config.padding
+        store, held_out, batch_size=config.batch_size, padding=config.padding, host=here()
     )
     evaluation = config.evaluation
     return Evaluator(
+        target,
         reader.target,
         batches[: evaluation.batches],
         held_out_prompts(store, held_out, evaluation.prompts, config.sequence_length),
         config=evaluation,
         step=step_config,
+        mesh=mesh,
         stop_ids=reader.stop_ids,
         max_len=config.sequence_length + evaluation.new_tokens,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dspark_jax.training.config import find_config
 from dspark_jax.training.dry_run import dry_run
+from dspark_jax.training.hosts import add_flags, join
 from dspark_jax.training.loop import Stopped, train
 from dspark_jax.training.overrides import apply_overrides
 
@@ -21,11 +22,13 @@ def main() -> int | None:
     parser.add_argument("--fresh", action="store_true", help="delete what the run has written and start again")
     parser.add_argument("--dry-run", action="store_true", help="print sizes and sharding; nothing is fetched or run")
     parser.add_argument("--topology", help="the machine of a dry run, for example v5e:8x8 or h200:8")
+    add_flags(parser)
     flags = parser.parse_args()
     try:
         config = apply_overrides(find_config(flags.config, CONFIGS), flags.set)
         if flags.dry_run:
             return dry_run(config, flags.topology, print)
+        join(flags)
         run_dir = flags.run_dir or Path("runs") / Path(flags.config).stem
         command = shlex.join(["python", *(argument for argument in sys.argv if argument != "--fresh")])
         outcome = train(config, run_dir, command=command, fresh=flags.fresh)

@@ -19,6 +19,7 @@ config = TrainConfig(
     batch_size=64,
     sequence_length=320,
     anchors=64,
+    packing=False,
     steps=3000,
     optimizer=OptimizerConfig(learning_rate=1e-3),
     evaluation=EvaluationConfig(every=1500, prompts=32, new_tokens=128),

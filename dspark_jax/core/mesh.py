@@ -47,10 +47,16 @@ def sharding(mesh: Mesh | AbstractMesh, *axes: str | None) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(RULES[axis] if axis else None for axis in axes)))
 
 
+def variable_sharding(mesh: Mesh | AbstractMesh, variable: nnx.Variable) -> NamedSharding:
+    """As its `axes` metadata asks; replicated where its value is of another shape, as an optimizer's may be."""
+    axes = variable.get_metadata()["axes"]
+    return sharding(mesh, *axes) if len(variable.shape) == len(axes) and variable.size > 1 else sharding(mesh)
+
+
 def module_shardings(mesh: Mesh, module: Module) -> Module:
     """The module with every parameter replaced by the sharding its `axes` metadata asks for."""
 
     def one(param: nnx.Variable) -> nnx.Variable:
-        return param.replace(sharding(mesh, *param.get_metadata()["axes"]))
+        return param.replace(variable_sharding(mesh, param))
 
     return jax.tree.map(one, module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))

@@ -12,16 +12,20 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from dspark_jax.core.arrays import Array
+from dspark_jax.data.packing import Packs, alone, first_fit
 from dspark_jax.data.store import TokenStore
 from dspark_jax.data.supervision import Supervised
 
 
 class Batch(NamedTuple):
-    """B padded rows. Padding is token 0 at and after length, never supervised; a row of padding only has length 0."""
+    """B rows of documents, one after the other, then padding: token 0, never supervised.
+
+    Segments number a row's documents 1, 2, ..; padding is 0.
+    """
 
     tokens_BT: Int[np.ndarray, "B T"] | Int[Array, "B T"]
     loss_mask_BT: Bool[np.ndarray, "B T"] | Bool[Array, "B T"]
-    length_B: Int[np.ndarray, " B"] | Int[Array, " B"]
+    segments_BT: Int[np.ndarray, "B T"] | Int[Array, "B T"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +53,22 @@ class Buckets:
             raise ValueError(f"a window is at least one batch, not {self.window}")
 
 
-Padding = PadTo | Buckets
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Every batch is `length` long, and its rows hold as many conversations as fit; longer ones are cut.
+
+    Which conversations share a row is decided once, first-fit in a seeded order; epochs differ in the order of rows.
+    """
+
+    length: int
+
+
+Padding = PadTo | Buckets | Packed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Which of the processes this is; each reads every count-th row of a batch."""
+    """Which of the processes this is; each reads its share of a batch, in the order of the processes."""
 
     index: int = 0
     count: int = 1
@@ -78,24 +92,31 @@ def training_batches(
     """
     if batch_size < 1 or batch_size % host.count:
         raise ValueError(f"a batch of {batch_size} rows does not divide over {host.count} hosts")
-    if epochs is not None and len(rows) * epochs < batch_size:
-        raise ValueError(f"{len(rows)} conversations in {epochs} epochs do not fill one batch of {batch_size}")
-    order = grain.MapDataset.range(len(rows)).shuffle(seed=seed).repeat(epochs)
-    order = order.batch(batch_size, drop_remainder=True, batch_fn=lambda picks: rows[np.asarray(picks)])
+    # Conversations that lie side by side in a file may be alike.
+    mixed = np.random.default_rng(seed).permutation(rows) if isinstance(padding, Packed) else rows
+    packs = _packs(store, mixed, padding)
+    if epochs is not None and len(packs) * epochs < batch_size:
+        raise ValueError(
+            f"{len(rows)} conversations make {len(packs)} rows, which in {epochs} epochs do not fill one batch of "
+            f"{batch_size}"
+        )
+    order = grain.MapDataset.range(len(packs)).shuffle(seed=seed).repeat(epochs)
+    order = order.batch(batch_size, drop_remainder=True, batch_fn=np.asarray)
     if isinstance(padding, Buckets):
-        order = grain.MapDataset.source(_SortedWindows(order, store.lengths, padding.window, seed))
-    return order.map(lambda picks: _global_batch(store, picks, padding, host))
+        order = grain.MapDataset.source(_SortedWindows(order, store.lengths[rows], padding.window, seed))
+    return order.map(lambda picks: _global_batch(store, packs, picks, padding, host))
 
 
 def evaluation_batches(
     store: TokenStore, rows: np.ndarray, *, batch_size: int, padding: Padding, host: Host = Host()
 ) -> grain.MapDataset:
-    """Every row once, in order; the last batch is filled up with rows of length 0, so no row is lost and all hosts
-    take the same number of steps."""
+    """Every conversation once, in order; the last batch is filled up with rows of padding, so that none is lost and
+    all hosts take the same number of steps."""
     if batch_size < 1 or batch_size % host.count:
         raise ValueError(f"a batch of {batch_size} rows does not divide over {host.count} hosts")
-    filled = np.concatenate([rows, np.full(-len(rows) % batch_size, -1, rows.dtype)]).reshape(-1, batch_size)
-    return grain.MapDataset.source(list(filled)).map(lambda picks: _global_batch(store, picks, padding, host))
+    packs = _packs(store, rows, padding)
+    filled = np.pad(np.arange(len(packs)), (0, -len(packs) % batch_size), constant_values=-1).reshape(-1, batch_size)
+    return grain.MapDataset.source(list(filled)).map(lambda picks: _global_batch(store, packs, picks, padding, host))
 
 
 def iterate(batches: grain.MapDataset, *, threads: int = 2) -> grain.DatasetIterator:
@@ -104,29 +125,36 @@ def iterate(batches: grain.MapDataset, *, threads: int = 2) -> grain.DatasetIter
     return iter(batches.to_iter_dataset(reading))
 
 
-def pad(rows: Sequence[Supervised], length: int) -> Batch:
-    """The rows side by side, cut or padded at `length`."""
+def lay_out(rows: Sequence[Sequence[Supervised]], length: int) -> Batch:
+    """Each row's documents one after the other, cut or padded at `length`."""
     tokens_BT = np.zeros((len(rows), length), np.int32)
     loss_mask_BT = np.zeros((len(rows), length), bool)
-    length_B = np.zeros(len(rows), np.int32)
-    for b, row in enumerate(rows):
-        length_B[b] = size = min(len(row.tokens), length)
-        tokens_BT[b, :size] = row.tokens[:size]
-        loss_mask_BT[b, :size] = row.loss_mask[:size]
-    return Batch(tokens_BT=tokens_BT, loss_mask_BT=loss_mask_BT, length_B=length_B)
+    segments_BT = np.zeros((len(rows), length), np.int32)
+    for b, documents in enumerate(rows):
+        first = 0
+        for number, document in enumerate(documents, start=1):
+            size = min(len(document.tokens), length - first)
+            span = slice(first, first + size)
+            tokens_BT[b, span] = document.tokens[:size]
+            loss_mask_BT[b, span] = document.loss_mask[:size]
+            segments_BT[b, span] = number
+            first += size
+    return Batch(tokens_BT=tokens_BT, loss_mask_BT=loss_mask_BT, segments_BT=segments_BT)
 
 
-_EMPTY = Supervised(tokens=np.zeros(0, np.int32), loss_mask=np.zeros(0, bool))
+def _packs(store: TokenStore, rows: np.ndarray, padding: Padding) -> Packs:
+    return first_fit(rows, store.lengths[rows], padding.length) if isinstance(padding, Packed) else alone(rows)
 
 
-def _global_batch(store: TokenStore, picks: np.ndarray, padding: Padding, host: Host) -> Batch:
+def _global_batch(store: TokenStore, packs: Packs, picks: np.ndarray, padding: Padding, host: Host) -> Batch:
     """This host's rows of a global batch, padded to the length that all hosts agree on; -1 is a row of padding."""
-    if isinstance(padding, PadTo):
-        length = padding.length
-    else:
-        longest = max((store.lengths[pick] for pick in picks if pick >= 0), default=0)
+    if isinstance(padding, Buckets):
+        longest = max((store.lengths[packs[pick]].max() for pick in picks if pick >= 0), default=0)
         length = next((bucket for bucket in padding.lengths if bucket >= longest), padding.lengths[-1])
-    return pad([store[pick] if pick >= 0 else _EMPTY for pick in picks[host.index :: host.count]], length)
+    else:
+        length = padding.length
+    ours = np.split(picks, host.count)[host.index]
+    return lay_out([[store[row] for row in packs[pick]] if pick >= 0 else [] for pick in ours], length)
 
 
 class _SortedWindows:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from dspark_jax.core.arrays import Array, Bool, DType, Float, Int, pytree
+from dspark_jax.core.arrays import Array, DType, Float, Int, Shaped, pytree
 from dspark_jax.drafters.base import CERTAIN, Proposal, top_two
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary
 from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import causal_mask
+from dspark_jax.ops.long_attention import block_attention, span_attention
+from dspark_jax.ops.masks import causal_mask, first_seen
 from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
@@ -149,37 +150,47 @@ class ChainDrafter(nnx.Module):
         vocabulary: Vocabulary,
         tokens_BT: Int[Array, "B T"],
         features_BTE: Float[Array, "B T E"],
-        padding_BT: Bool[Array, "B T"],
+        starts_BT: Int[Array, "B T"],
         steps: int,
     ) -> Float[Array, "Z B T D"]:
         """Normed outputs of `steps` training-time steps (Eagle3's test, arXiv 2503.01840).
 
         Step z stands for the z-th link of every chain: its token ids are shifted z further left, its hidden states are
         the step before's outputs, its rotary positions i + z. Entry i sees the entries of step 0 up to itself and its
-        own of every step since, as it would while drafting.
+        own of every step since, as it would while drafting. `starts_BT`: where each token's document begins; nothing
+        of another is seen, and positions count from there.
         """
         batch, length = tokens_BT.shape
-        causal = causal_mask(jnp.zeros(batch, jnp.int32), length, length, self.spec.window) & ~padding_BT[:, None]
-        own_diagonal = jnp.broadcast_to(jnp.eye(length, dtype=bool), (batch, length, length))
+        index_BT = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        first_BT, scale = first_seen(starts_BT, index_BT, self.spec.window), self.spec.attention_scale
 
         # The attention scores of all steps together are the bulk of the memory, so the backward pass makes them anew.
         @jax.checkpoint
         def link(embedded_BTD: Array, hidden_BTD: Array, positions_BT: Array, past: list[tuple[Array, Array]]):
-            mask = jnp.concatenate([causal] + [own_diagonal] * len(past), axis=-1)
-
             def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
-                keys, values = (jnp.concatenate(parts, axis=2) for parts in zip(*past, (k, v), strict=True))
-                return attention(q, keys, values, mask, scale=self.spec.attention_scale), (k, v)
+                if not past:
+                    return span_attention(q, k, v, first_BT, index_BT, scale=scale), (k, v)
+                (context_k, context_v), *own = *past, (k, v)
+                own_k, own_v = (jnp.stack(parts, axis=3) for parts in zip(*own, strict=True))
+                first_BT1, last_BT1 = first_BT[..., None], index_BT[..., None]
+                mixed = block_attention(
+                    q[:, :, None], context_k, context_v, own_k, own_v, first_BT1, last_BT1, scale=scale
+                )
+                return mixed[:, :, 0], (k, v)
 
             residual, attention_input = self.inputs(embedded_BTD, hidden_BTD)
             return self.layer(residual, positions_BT, attend, attention_input=attention_input)
 
         hidden_BTD, outputs, past = self.fuse(features_BTE), [], []
         for step in range(steps):
-            shifted_BT = jnp.pad(tokens_BT[:, step + 1 :], ((0, 0), (0, step + 1)))
-            positions_BT = jnp.broadcast_to(jnp.arange(length) + step, (batch, length))
-            embedded_BTD = vocabulary.embed(shifted_BT).astype(hidden_BTD.dtype)
-            hidden_BTD, pair = link(embedded_BTD, hidden_BTD, positions_BT, past)
+            # A chain that has left its document sees only itself, and nobody sees or counts it.
+            embedded_BTD = vocabulary.embed(ahead(tokens_BT, step + 1)).astype(hidden_BTD.dtype)
+            hidden_BTD, pair = link(embedded_BTD, hidden_BTD, index_BT - starts_BT + step, past)
             past = [*past, pair]
             outputs.append(self.norm(hidden_BTD))
         return jnp.stack(outputs)
+
+
+def ahead(x: Shaped[Array, "B T *X"], by: int) -> Shaped[Array, "B T *X"]:
+    """What lies `by` positions further on in each row; zeros past its end."""
+    return jnp.pad(x[:, by:], ((0, 0), (0, min(by, x.shape[1])), *[(0, 0)] * (x.ndim - 2)))

@@ -21,7 +21,8 @@ from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import cached_block_mask, training_block_mask
+from dspark_jax.ops.long_attention import block_attention
+from dspark_jax.ops.masks import cached_block_mask, first_seen
 from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
@@ -199,26 +200,43 @@ class DSpark(nnx.Module):
         tokens_BT: Int[Array, "B T"],
         features_BTE: Float[Array, "B T E"],
         anchors_BA: Int[Array, "B A"],
+        starts_BT: Int[Array, "B T"] | None = None,
+        remat: bool = False,
     ) -> Float[Array, "B A K D"]:
-        """Normed hidden states of the block at every anchor; blocks see the context before it and themselves."""
+        """Normed hidden states of the block at every anchor; blocks see the context before it and themselves.
+
+        Where a row holds several documents, `starts_BT` says where each token's begins: a block sees its anchor's.
+        With `remat` the backward pass computes each layer again instead of keeping what it made.
+        """
         batch, length = tokens_BT.shape
         num_anchors, block = anchors_BA.shape[1], self.config.input_slots
         context_BTD = self.context(features_BTE)
-        context_positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-        positions_BQ = (anchors_BA[..., None] + jnp.arange(block)).reshape(batch, -1)
-        mask = training_block_mask(anchors_BA, block, length, self.config.layer.window)
+        starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
+        starts_BA = jnp.take_along_axis(starts_BT, anchors_BA, axis=1)
+        context_positions = jnp.arange(length) - starts_BT
+        positions_BAK = (anchors_BA - starts_BA)[..., None] + jnp.arange(block)
+        query_BAK = anchors_BA[..., None] + jnp.arange(block)
+        starts_BAK, last_BAK = (jnp.broadcast_to(x[..., None], query_BAK.shape) for x in (starts_BA, anchors_BA - 1))
+        spec = self.config.layer
+        first_BAK = first_seen(starts_BAK, query_BAK, spec.window)
         anchor_tokens_BA = jnp.take_along_axis(tokens_BT, anchors_BA, axis=1)
         x_BQD = self._block_inputs(vocabulary, anchor_tokens_BA).reshape(batch, num_anchors * block, -1)
 
-        for layer in self.layers:
+        def through(layer: Block, x_BQD: Array) -> Array:
             context_k, context_v = layer.attention.keys_values(context_BTD, context_positions)
 
-            def attend(q, k, v, context_k=context_k, context_v=context_v):
-                keys = jnp.concatenate([context_k, k], axis=2)
-                values = jnp.concatenate([context_v, v], axis=2)
-                return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), None
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+                own_k, own_v = (x.reshape(*x.shape[:2], num_anchors, block, -1) for x in (k, v))
+                q_BAKHC = q.reshape(batch, num_anchors, block, *q.shape[2:])
+                mixed = block_attention(
+                    q_BAKHC, context_k, context_v, own_k, own_v, first_BAK, last_BAK, scale=spec.attention_scale
+                )
+                return mixed.reshape(q.shape), None
 
-            x_BQD, _ = layer(x_BQD, positions_BQ, attend)
+            return layer(x_BQD, positions_BAK.reshape(batch, -1), attend)[0]
+
+        for layer in self.layers:
+            x_BQD = (jax.checkpoint(through) if remat else through)(layer, x_BQD)
         return self.norm(x_BQD).reshape(batch, num_anchors, block, -1)[:, :, block - self.block_size :]
 
     # Shared by both.
@@ -232,11 +250,19 @@ class DSpark(nnx.Module):
     ) -> tuple[Float[Array, "*B K V"], Float[Array, "*B K"]]:
         """(draft logits, confidence logits) of blocks whose previous tokens are given, as in training."""
         logits = self.base_logits(vocabulary, hidden)
-        embedded = None
-        if self.markov_head:
-            embedded = self.markov_head.embed(previous)
-            logits = logits + self.markov_head.bias(self.markov_head.latents(hidden, embedded))
-        return logits, self.confidence_logits(hidden, embedded)
+        latents, confidence = self.head_inputs(hidden, previous)
+        if self.markov_head is not None and latents is not None:
+            logits = logits + self.markov_head.bias(latents)
+        return logits, confidence
+
+    def head_inputs(
+        self, hidden: Float[Array, "*B K D"], previous: Int[Array, "*B K"]
+    ) -> tuple[Float[Array, "*B K R"] | None, Float[Array, "*B K"]]:
+        """(latents of the Markov head or None, confidence logits) of the same blocks: all but the vocabulary."""
+        if self.markov_head is None:
+            return None, self.confidence_logits(hidden, None)
+        embedded = self.markov_head.embed(previous)
+        return self.markov_head.latents(hidden, embedded), self.confidence_logits(hidden, embedded)
 
     def base_logits(self, vocabulary: Vocabulary, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Logits before the Markov bias; -inf for tokens that are never drafted."""

@@ -1,14 +1,14 @@
-"""The training objective of block drafters: labels, alignment with the target, and the chunked vocabulary loss."""
+"""The training objective of block drafters: labels, and alignment with the target."""
 
 import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dspark_jax.core.arrays import Array, Bool, Float, Int
 from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.vocabulary_loss import Positions, Trained, compare_laws
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.ops.losses import BlockTerms, block_terms
 
@@ -42,18 +42,21 @@ def block_labels(
     loss_mask_BT: Bool[Array, "B T"],
     anchors_BA: Int[Array, "B A"],
     keep_BA: Bool[Array, "B A"],
+    starts_BT: Int[Array, "B T"],
     block: int,
 ) -> tuple[Int[Array, "B A N"], Bool[Array, "B A K"]]:
     """Tokens at anchor..anchor+K of every block, and which of the K labels (anchor+1 on) are supervised.
 
-    A block is supervised as a contiguous prefix: nothing after the first unsupervised label or the sequence's end.
+    A block is supervised as a contiguous prefix: nothing after the first unsupervised label or the end of the
+    anchor's document. `starts_BT`: where each token's document begins.
     """
     length = tokens_BT.shape[1]
     positions_BAN = anchors_BA[..., None] + jnp.arange(block + 1)
     inside = jnp.minimum(positions_BAN, length - 1).reshape(tokens_BT.shape[0], -1)
     tokens_BAN = jnp.take_along_axis(tokens_BT, inside, axis=1).reshape(positions_BAN.shape)
     supervised = jnp.take_along_axis(loss_mask_BT, inside, axis=1).reshape(positions_BAN.shape)
-    valid = supervised & (positions_BAN < length)
+    starts_BAN = jnp.take_along_axis(starts_BT, inside, axis=1).reshape(positions_BAN.shape)
+    valid = supervised & (positions_BAN < length) & (starts_BAN <= anchors_BA[..., None])
     mask_BAK = jnp.cumprod(valid[..., 1:], axis=-1).astype(bool) & keep_BA[..., None]
     return tokens_BAN, mask_BAK
 
@@ -69,39 +72,39 @@ def block_objective(
     anchors_BA: Int[Array, "B A"],
     keep_BA: Bool[Array, "B A"],
     weights: LossWeights,
-    chunk: int = 8,
+    starts_BT: Int[Array, "B T"] | None = None,
+    remat: bool = False,
+    chunk: int = 64,
 ) -> BlockTerms:
     """Loss terms over the blocks at the given anchors.
 
     `hidden_BTD` are the target's normed hidden states: slot k is compared with its law at position anchor+k. Logits
-    exist for `chunk` anchors of every row at a time and are recomputed in the backward pass.
+    exist for `chunk` slots of every row at a time. `remat`: see DSpark.training_blocks.
     """
-    block = drafter.block_size
-    tokens_BAN, mask_BAK = block_labels(tokens_BT, loss_mask_BT, anchors_BA, keep_BA, block)
-    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA)
-    positions = jnp.minimum(anchors_BA[..., None] + jnp.arange(block), tokens_BT.shape[1] - 1)
-    batch, num_anchors = anchors_BA.shape
-    aligned_BAKD = jnp.take_along_axis(hidden_BTD, positions.reshape(batch, -1, 1), axis=1).reshape(
-        batch, num_anchors, block, -1
+    block, (batch, num_anchors) = drafter.block_size, anchors_BA.shape
+    starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
+    tokens_BAN, mask_BAK = block_labels(tokens_BT, loss_mask_BT, anchors_BA, keep_BA, starts_BT, block)
+    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA, starts_BT, remat)
+    latent_BAKR, confidence_BAK = drafter.head_inputs(hidden_BAKD, tokens_BAN[..., :-1])
+    places = jnp.minimum(anchors_BA[..., None] + jnp.arange(block), tokens_BT.shape[1] - 1).reshape(batch, -1, 1)
+
+    def in_a_row(x: Array) -> Array:
+        return x.reshape(batch, num_anchors * block, *x.shape[3:])
+
+    positions = Positions(
+        hidden_BND=in_a_row(hidden_BAKD),
+        latent_BNR=None if latent_BAKR is None else in_a_row(latent_BAKR),
+        aligned_BND=jnp.take_along_axis(hidden_BTD, places, axis=1),
+        labels_BN=in_a_row(tokens_BAN[..., 1:]),
     )
+    compared = compare_laws(vocabulary, trained_part(drafter), positions, chunk=chunk)
+    compared = jax.tree.map(lambda x: x.reshape(mask_BAK.shape), compared)
+    if drafter.confidence_head is None:
+        confidence_BAK = jnp.full(mask_BAK.shape, jnp.inf)
+    return block_terms(compared, mask_BAK, confidence_BAK, decay=weights.decay)
 
-    @jax.checkpoint
-    def terms_of(hidden: Array, aligned: Array, tokens: Array, mask: Array) -> BlockTerms:
-        draft_logits, confidence_logits = drafter.head_logits(vocabulary, hidden, tokens[..., :-1])
-        target_logits = vocabulary.logits(aligned)
-        return block_terms(draft_logits, target_logits, tokens[..., 1:], mask, confidence_logits, decay=weights.decay)
 
-    def add(total: BlockTerms, part: tuple[Array, Array, Array, Array]) -> tuple[BlockTerms, None]:
-        return jax.tree.map(jnp.add, total, terms_of(*part)), None
-
-    chunk = min(chunk, num_anchors)
-    padding = -num_anchors % chunk
-
-    def chunked(x: Array) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, padding), *[(0, 0)] * (x.ndim - 2)])
-        return x.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
-
-    parts = (chunked(hidden_BAKD), chunked(aligned_BAKD), chunked(tokens_BAN), chunked(mask_BAK))
-    shapes = jax.eval_shape(terms_of, *(part[0] for part in parts))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return lax.scan(add, zero, parts)[0]
+def trained_part(drafter: DSpark) -> Trained:
+    """The parameters that turn latents into logits."""
+    head, bias = drafter.markov_head, drafter.draft_bias
+    return Trained(w2_VR=None if head is None else head.w2[...], draft_bias_V=None if bias is None else bias[...])

@@ -45,54 +45,64 @@ class ChainTerms:
     top1_K: Mean
 
 
-def chain_terms(
-    draft_logits: Float[Array, "B T V"],
-    target_logits: Float[Array, "B T V"],
-    mask_BT: Bool[Array, "B T"],
-) -> ChainTerms:
-    """Scalar terms of one step. The loss is spread over all B*T positions, supervised or not (Eagle3's convention)."""
+@pytree
+class Compared:
+    """Drafter and target at each position."""
+
+    ce: Array
+    """Cross-entropy of the drafter's law to a label, or to the target's law."""
+    l1: Array
+    """Sum of |p_d - p_t|."""
+    hit: Array
+    """1 where the likeliest tokens agree. Without gradient."""
+
+    @property
+    def accept(self) -> Array:
+        """Probability that a draft is accepted, 1 - TV(p_d, p_t). Without gradient."""
+        return jax.lax.stop_gradient(1 - self.l1 / 2)
+
+
+def compare(
+    draft_logits: Float[Array, "*B V"], target_logits: Float[Array, "*B V"], labels: Int[Array, "*B"] | None
+) -> Compared:
+    """At each position; without labels the cross-entropy is to the target's law."""
     draft_logp = jax.nn.log_softmax(draft_logits.astype(jnp.float32))
     target_probs = jax.nn.softmax(target_logits.astype(jnp.float32))
-    ce_BT = -jnp.sum(target_probs * draft_logp, axis=-1)
-    accept_BT = jnp.sum(jnp.minimum(jnp.exp(draft_logp), target_probs), axis=-1)
-    hit_BT = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
+    if labels is None:
+        ce = -jnp.sum(target_probs * draft_logp, axis=-1)
+    else:
+        ce = -jnp.take_along_axis(draft_logp, labels[..., None], axis=-1)[..., 0]
+    hit = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
+    l1 = jnp.sum(jnp.abs(jnp.exp(draft_logp) - target_probs), axis=-1)
+    return Compared(ce=ce, l1=l1, hit=hit.astype(jnp.float32))
 
-    def total(x_BT: Array) -> Array:
-        return jnp.sum(jnp.where(mask_BT, x_BT, 0.0))
 
-    supervised = total(jnp.ones(mask_BT.shape))
+def chain_terms(compared: Compared, mask_ZBT: Bool[Array, "Z B T"]) -> ChainTerms:
+    """Terms of every step. The loss is spread over all B*T positions, supervised or not (Eagle3's convention)."""
+
+    def total(x_ZBT: Array) -> Array:
+        return jnp.sum(jnp.where(mask_ZBT, x_ZBT, 0.0), axis=(1, 2))
+
+    supervised = jnp.sum(mask_ZBT, axis=(1, 2), dtype=jnp.float32)
+    everywhere = jnp.full(mask_ZBT.shape[0], mask_ZBT[0].size, jnp.float32)
     return ChainTerms(
-        ce_K=Mean(sum=total(ce_BT), count=jnp.asarray(mask_BT.size, jnp.float32)),
-        accept_K=Mean(sum=jax.lax.stop_gradient(total(accept_BT)), count=supervised),
-        top1_K=Mean(sum=total(hit_BT.astype(jnp.float32)), count=supervised),
+        ce_K=Mean(sum=total(compared.ce), count=everywhere),
+        accept_K=Mean(sum=total(compared.accept), count=supervised),
+        top1_K=Mean(sum=total(compared.hit), count=supervised),
     )
 
 
 def block_terms(
-    draft_logits: Float[Array, "*A K V"],
-    target_logits: Float[Array, "*A K V"],
-    labels: Int[Array, "*A K"],
-    mask: Bool[Array, "*A K"],
-    confidence_logits: Float[Array, "*A K"],
-    *,
-    decay: float,
+    compared: Compared, mask: Bool[Array, "*A K"], confidence_logits: Float[Array, "*A K"], *, decay: float
 ) -> BlockTerms:
     """Terms of section 3.3: cross-entropy to the ground truth, full L1 distance between the laws, and BCE of the
     confidence to the acceptance probability; slot k weighs exp(-k / decay)."""
     block = mask.shape[-1]
-    decays_K = jnp.exp(-jnp.arange(block) / decay)
-    weights = mask * decays_K
-    draft_logp = jax.nn.log_softmax(draft_logits.astype(jnp.float32))
-    draft_probs = jnp.exp(draft_logp)
-    target_probs = jax.nn.softmax(target_logits.astype(jnp.float32))
-    ce = -jnp.take_along_axis(draft_logp, labels[..., None], axis=-1)[..., 0]
-    l1 = jnp.sum(jnp.abs(draft_probs - target_probs), axis=-1)
-    accept = jax.lax.stop_gradient(1 - l1 / 2)
+    weights = mask * jnp.exp(-jnp.arange(block) / decay)
     # A drafter without the head is certain (+inf) and has no such term.
     headless = jnp.isposinf(confidence_logits)
     logits = jnp.where(headless, 0.0, confidence_logits)
-    bce = jax.nn.softplus(logits) - accept * logits
-    hit = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
+    bce = jax.nn.softplus(logits) - compared.accept * logits
     blocks = tuple(range(mask.ndim - 1))
 
     def weighted(x: Array, counted: Array = mask) -> Mean:
@@ -105,9 +115,9 @@ def block_terms(
         )
 
     return BlockTerms(
-        ce=weighted(ce),
-        l1=weighted(l1),
+        ce=weighted(compared.ce),
+        l1=weighted(compared.l1),
         confidence=weighted(bce, mask & ~headless),
-        accept_K=by_slot(accept),
-        top1_K=by_slot(hit),
+        accept_K=by_slot(compared.accept),
+        top1_K=by_slot(compared.hit),
     )

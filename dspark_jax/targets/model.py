@@ -10,7 +10,8 @@ from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
 from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import causal_mask
+from dspark_jax.ops.long_attention import span_attention
+from dspark_jax.ops.masks import causal_mask, first_seen
 from dspark_jax.ops.packing import Packing
 
 
@@ -57,18 +58,23 @@ class Target(nnx.Module):
     def init_cache(self, batch: int, span: int, dtype: DType) -> KVCache:
         return init_cache(self.spec.layers, batch, span, dtype)
 
-    def encode(self, tokens_BT: Int[Array, "B T"], taps: tuple[int, ...]) -> TargetOutput:
-        """A causal pass without a cache, as training needs it. Taps are 0-based layers; -1 is the embedding."""
-        batch, length = tokens_BT.shape
-        start_B = jnp.zeros(batch, jnp.int32)
-        masks = {window: causal_mask(start_B, length, length, window) for window in self._windows()}
+    def encode(
+        self, tokens_BT: Int[Array, "B T"], taps: tuple[int, ...], starts_BT: Int[Array, "B T"] | None = None
+    ) -> TargetOutput:
+        """A causal pass without a cache, as training needs it. Taps are 0-based layers; -1 is the embedding.
+
+        Where a row holds several documents, `starts_BT` says where each token's begins: it sees no other one.
+        """
+        length = tokens_BT.shape[1]
+        starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
+        index_BT = jnp.broadcast_to(jnp.arange(length), tokens_BT.shape)
+        first_BT = {window: first_seen(starts_BT, index_BT, window) for window in self._windows()}
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, None]:
             spec = self.spec.layers[index]
-            return attention(q, k, v, masks[spec.window], scale=spec.attention_scale), None
+            return span_attention(q, k, v, first_BT[spec.window], index_BT, scale=spec.attention_scale), None
 
-        positions_BT = jnp.broadcast_to(jnp.arange(length), tokens_BT.shape)
-        hidden, features, _ = self._run(tokens_BT, positions_BT, taps, attend)
+        hidden, features, _ = self._run(tokens_BT, index_BT - starts_BT, taps, attend)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=None)
 
     def extend(

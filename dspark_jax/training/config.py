@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from dspark_jax.data.pipeline import Packed, PadTo
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.draft import DrafterShape
 from dspark_jax.training.evaluate import EvaluationConfig
@@ -15,6 +16,7 @@ from dspark_jax.training.overrides import nearest
 from dspark_jax.training.sources import ChatFiles, SelfSampled
 
 Precision = Literal["bfloat16", "float32"]
+Remat = Literal["none", "layer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,11 @@ class TrainConfig:
     target: a name, hub id or folder that interop.huggingface resolves.
     batch_size: sequences over all devices; sequence_length: tokens; anchors: at most so many blocks a sequence
     (of block drafters; chain drafters learn from every position).
+    packing: a row holds as many conversations as fit in sequence_length, each for itself; otherwise one a row.
     steps: updates; None means as many as `epochs` passes over the data take.
+    accumulate: parts in which a batch is computed, one after the other, for less memory; the step is the same.
+    remat: "layer" keeps only each drafter layer's input for the backward pass, which computes the layer again (chain
+    drafters, of one layer, always do).
     precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
     fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
     log_every: steps between two fetches of metrics, the only time the host waits for the device.
@@ -36,11 +42,14 @@ class TrainConfig:
     batch_size: int = 512
     sequence_length: int = 4096
     anchors: int = 512
+    packing: bool = True
     epochs: int = 10
     steps: int | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    accumulate: int = 1
+    remat: Remat = "none"
     precision: Precision = "bfloat16"
     fsdp: int = 1
     tensor: int = 1
@@ -48,7 +57,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every", "fsdp", "tensor"):
+        for name in ("batch_size", "sequence_length", "anchors", "epochs", "log_every", "fsdp", "tensor", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
@@ -56,6 +65,11 @@ class TrainConfig:
         # What the shuffling of the data takes.
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie between 0 and {2**32 - 1}, not {self.seed}")
+
+    @property
+    def padding(self) -> PadTo | Packed:
+        """How conversations become rows."""
+        return (Packed if self.packing else PadTo)(length=self.sequence_length)
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -83,3 +97,13 @@ def find_config(name: str, folder: Path) -> TrainConfig:
     if not isinstance(config, TrainConfig):
         raise ValueError(f"{path} does not define `config`, a dspark_jax.training.config.TrainConfig")
     return config
+
+
+def require_batch(config: TrainConfig, ways: int) -> None:
+    """ValueError unless every part of a batch divides over the devices that share it."""
+    if config.batch_size % (ways * config.accumulate):
+        parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
+        raise ValueError(
+            f"batch_size {config.batch_size} does not divide over {ways} devices{parts}; take a multiple of "
+            f"{ways * config.accumulate}"
+        )

@@ -69,7 +69,7 @@ def _sharding(say: Say, plan: Plan) -> None:
 
 def _memory(say: Say, plan: Plan) -> None:
     activations = plan.activations
-    say(f"\nMemory of a device ({plan.topology.name}, {plan.topology.hbm / 1e9:g} GB), {plan.rows} rows of the batch")
+    say(f"\nMemory of a device ({plan.topology.name}, {plan.topology.hbm / 1e9:g} GB), {plan.rows} rows at a time")
     _pairs(say, ((name, _gigabytes(size)) for name, size in plan.parts.items()))
     say("  activations, an estimate of the large arrays only:")
     estimates = {

@@ -7,13 +7,16 @@ from functools import partial
 import grain
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from dspark_jax.core.mesh import sharding
 from dspark_jax.data.store import TokenStore
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
 from dspark_jax.targets.model import Target
 from dspark_jax.training.draft import Drafter
+from dspark_jax.training.hosts import gathered, on_devices, own_mesh
 from dspark_jax.training.report import Values, summarise
 from dspark_jax.training.step import StepConfig, cast, measure, named
 
@@ -41,22 +44,28 @@ class EvaluationConfig:
 
 
 class Evaluator:
-    """Compiles once for a target; called with the masters of a drafter as training goes on."""
+    """Compiles once for a target; called with the masters of a drafter as training goes on.
+
+    Losses are measured by all processes together, with `target`; each decodes for itself, with its own.
+    """
 
     def __init__(
         self,
         target: Target,
+        own_target: Target,
         batches: grain.MapDataset,
         prompts: list[tuple[int, ...]],
         *,
         config: EvaluationConfig,
         step: StepConfig,
+        mesh: Mesh,
         stop_ids: frozenset[int],
         max_len: int,
     ):
-        self._target, self._batches, self._prompts = target, batches, prompts
+        self._target, self._own_target, self._batches, self._prompts = target, own_target, batches, prompts
         self._config, self._step, self._stop_ids, self._max_len = config, step, stop_ids, max_len
-        self._measure = jax.jit(partial(measure, config=step))
+        self._batch_sharding = sharding(mesh, "batch")
+        self._measure = jax.jit(partial(measure, config=step), out_shardings=sharding(mesh))
         self._cast = jax.jit(partial(cast, dtype=step.dtype))
         self._slots: DecodeSlots | None = None
 
@@ -64,10 +73,10 @@ class Evaluator:
         """The loss, its terms, accept_K and top1_K over the held-out batches; accepted_length_tT for each temperature
         T, bonus included."""
         values = self._losses(masters)
-        drafter = self._cast(masters)
+        drafter = gathered(self._cast(masters), own_mesh())
         if self._slots is None:
             self._slots = DecodeSlots(
-                self._target,
+                self._own_target,
                 drafter,
                 max_batch=min(_SLOTS, max(1, len(self._prompts))),
                 max_len=self._max_len,
@@ -97,7 +106,9 @@ class Evaluator:
         # The same anchors every time, so that two evaluations differ by the drafter alone.
         keys = jax.random.split(jax.random.key(_KEY), len(self._batches))
         pairs = zip(self._batches, keys, strict=True)
-        terms = [self._measure(masters, self._target, batch, key) for batch, key in pairs]
+        terms = [
+            self._measure(masters, self._target, on_devices(batch, self._batch_sharding), key) for batch, key in pairs
+        ]
         values = summarise([named(part) for part in terms])
         values.pop("accepted_length", None)
         values["loss"] = float(self._step.objective.loss(jax.tree.map(lambda *parts: sum(parts), *terms)))

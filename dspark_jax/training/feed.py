@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from dspark_jax.data.pipeline import Batch
+from dspark_jax.training.hosts import on_devices
 
 AHEAD = 2
 
@@ -38,7 +39,7 @@ class Feed:
                 batch = next(self._batches)
             except StopIteration:
                 break
-            self._ready.append((jax.device_put(batch, self._sharding), self._batches.get_state()))
+            self._ready.append((on_devices(batch, self._sharding), self._batches.get_state()))
         if not self._ready:
             raise StopIteration
         batch, self.state = self._ready.popleft()

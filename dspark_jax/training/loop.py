@@ -15,10 +15,11 @@ from dspark_jax.interop.tensor_files import read_json
 from dspark_jax.training.checkpoint import Checkpoints
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig
 from dspark_jax.training.feed import Feed
+from dspark_jax.training.hosts import alone, anywhere, first, gathered, meet
 from dspark_jax.training.interrupt import Interrupt
 from dspark_jax.training.overrides import flatten
 from dspark_jax.training.progress import Display
-from dspark_jax.training.report import Report, Window, read_report
+from dspark_jax.training.report import NoReport, Report, Window, read_report
 from dspark_jax.training.setup import prepare
 
 _RECORD = "metrics.json"
@@ -50,9 +51,10 @@ def train(
     command: what the user typed, for the record. fresh: delete this run's files first. A finished run is only
     reported. ValueError, before anything is loaded, when the config is not the one the run was started with.
     """
-    console = Console() if console is None else console
-    if fresh:
+    console = Console(quiet=not first()) if console is None else console
+    if fresh and first():
         _delete(run_dir)
+    meet("start")
     checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint)
     try:
         checkpoints.require(flatten(config), FREE_ON_RESUME | {_CONTENTS})
@@ -73,7 +75,8 @@ def _train(
     if resuming:
         step, state, position = checkpoints.restore(state)
         setup.batches.set_state(position)
-    feed, window, report = Feed(setup.batches, setup.batch_sharding), Window(), Report(run_dir, step)
+    feed, window = Feed(setup.batches, setup.batch_sharding), Window()
+    report = Report(run_dir, step) if first() else NoReport()
     display = Display(step, setup.steps, console)
     interrupt = Interrupt(lambda: display.say("Stopping when this step is done and saved; once more stops at once."))
 
@@ -88,8 +91,9 @@ def _train(
         else:
             display.say(f"Training {run_dir} for {setup.steps} steps of {config.batch_size} sequences.")
             evaluate()
-        while step < setup.steps and interrupt.signal is None:
-            state, metrics = setup.step(state, setup.reader.target, next(feed))
+        stopping = anywhere(interrupt.signal is not None)
+        while step < setup.steps and not stopping:
+            state, metrics = setup.step(state, setup.target, next(feed))
             step += 1
             window.add(metrics)
             display.advance(step)
@@ -103,14 +107,20 @@ def _train(
                     evaluate()
                 if step % config.checkpoint.every == 0 or last:
                     checkpoints.save(step, state, feed.state, facts)
+            # Several processes have to agree, and only wait for each other where they wait for the device anyhow.
+            if step % config.log_every == 0 or alone():
+                stopping = anywhere(interrupt.signal is not None)
         report.close()
-        if interrupt.signal is not None and step < setup.steps:
+        if stopping and step < setup.steps:
             checkpoints.save(step, state, feed.state, facts)
             checkpoints.wait()
             display.say(f"Stopped at step {step} of {setup.steps}, all of it saved; to go on: {command}")
-            return Stopped(step=step, signal=interrupt.signal)
+            return Stopped(step=step, signal=interrupt.signal or Signals.SIGTERM)
 
-    _export(config, run_dir, state.drafter, setup.reader.directory, step, command)
+    drafter = gathered(state.drafter)
+    if first():
+        _export(config, run_dir, drafter, setup.reader.directory, step, command)
+    meet("exported")
     return _report_finished(run_dir, console)
 
 

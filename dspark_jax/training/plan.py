@@ -14,10 +14,10 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from dspark_jax.core.arrays import DType
-from dspark_jax.core.mesh import sharding
+from dspark_jax.core.mesh import sharding, variable_sharding
 from dspark_jax.targets.model import Target, TargetSpec
 from dspark_jax.training.activations import Activations, estimate_activations
-from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
 from dspark_jax.training.step import TrainState, init_state
@@ -66,15 +66,12 @@ def plan_run(config: TrainConfig, spec: TargetSpec, topology: Topology) -> Plan:
     """ValueError when the batch or a parameter does not divide over the machine's devices."""
     mesh = mesh_of(topology, fsdp=config.fsdp, tensor=config.tensor)
     ways = mesh.size // config.tensor
-    if config.batch_size % ways:
-        raise ValueError(
-            f"batch_size {config.batch_size} does not divide over {ways} devices; take a multiple of {ways}"
-        )
+    require_batch(config, ways)
     drafter_config = draft_config(config.drafter, spec)
     target = _target_parts(spec, config.dtype)
     state = _abstract_state(drafter_config, config.optimizer)
     drafter, moments = (_Part(module=state.drafter),), (_Part(module=state.opt_state),)
-    rows = config.batch_size // ways
+    rows = config.batch_size // ways // config.accumulate
     masters = _device_bytes(mesh, drafter)
     return Plan(
         drafter_config=drafter_config,
@@ -134,7 +131,7 @@ def _variables(parts: tuple[_Part, ...]) -> Iterator[tuple[str, nnx.Variable, in
     for part in parts:
         leaves = jax.tree_util.tree_leaves_with_path(part.module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
         for path, leaf in leaves:
-            if isinstance(leaf, nnx.Variable):
+            if isinstance(leaf, nnx.Variable) and jax.tree.leaves(leaf):
                 yield part.prefix + jax.tree_util.keystr(path).lstrip("."), leaf, part.times
 
 
@@ -151,14 +148,13 @@ def _device_bytes(mesh: AbstractMesh, parts: tuple[_Part, ...]) -> int:
 
 def _shard(mesh: AbstractMesh, name: str, leaf: nnx.Variable) -> tuple[int, ...]:
     """The part of a parameter that one device holds."""
-    axes = leaf.get_metadata()["axes"]
-    split = sharding(mesh, *axes).spec
-    for axis, size, over in zip(axes, leaf.shape, split, strict=True):
+    axes, split = leaf.get_metadata()["axes"], variable_sharding(mesh, leaf)
+    for axis, size, over in zip(axes, leaf.shape, split.spec, strict=False):
         if over is not None and size % mesh.shape[over]:
             raise ValueError(
                 f"{name}: its {size} {axis} do not divide over {over}={mesh.shape[over]}; choose another {over}"
             )
-    return sharding(mesh, *axes).shard_shape(leaf.shape)
+    return split.shard_shape(leaf.shape)
 
 
 def _kinds(mesh: AbstractMesh, parts: tuple[_Part, ...]) -> tuple[Kind, ...]:

@@ -43,6 +43,16 @@ class Report:
         self._board.close()
 
 
+class NoReport:
+    """Of the processes that do not write."""
+
+    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Window:
     """The metrics of the steps since the last fetch, and the pace of those steps."""
 

@@ -9,18 +9,20 @@ from typing import TypeVar
 import grain
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from dspark_jax.core.mesh import make_mesh, sharding
-from dspark_jax.data.pipeline import Batch, PadTo, evaluation_batches, iterate, training_batches
+from dspark_jax.core.mesh import make_mesh, sharding, variable_sharding
+from dspark_jax.data.pipeline import Batch, evaluation_batches, iterate, training_batches
 from dspark_jax.data.store import TokenStore, split
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
 from dspark_jax.targets.model import Target
-from dspark_jax.training.config import TrainConfig
+from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
+from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_alike
 from dspark_jax.training.known_targets import shipped_target
 from dspark_jax.training.objective import objective_of
 from dspark_jax.training.optimizer import build_optimizer
@@ -35,6 +37,7 @@ class Setup:
     """A run that is ready to start: its state at step 0, its jitted step, its data and a digest of that data."""
 
     reader: Reader
+    target: Target
     state: TrainState
     step: Callable[[TrainState, Target, Batch], tuple[TrainState, Metrics]]
     steps: int
@@ -55,39 +58,45 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     _refuse_long(config, spec.max_len)
     drafter_config = draft_config(config.drafter, spec)
     target = load_target(directory, config.dtype, mesh=mesh, say=say)
-    reader = Reader(target=target, directory=directory, stop_ids=stop_ids(directory))
+    # To decode with, each process has a target of its own: which rows are done when is its own business.
+    own = target if alone() else load_target(directory, config.dtype, mesh=own_mesh())
+    reader = Reader(target=own, directory=directory, stop_ids=stop_ids(directory))
 
     sizes = {"length": config.sequence_length, "seed": config.seed}
-    store = open_store(config.data, reader, run_dir / "tokens", say=say, **sizes)
+    store = in_turn(lambda: open_store(config.data, reader, run_dir / "tokens", say=say, **sizes))
+    contents = fingerprint_of(config.data, reader, **sizes)
+    require_alike("the data", int(contents[:8], 16))
     rows, held_out = split(store, validation=config.data.validation)
     batches = training_batches(
         store,
         rows,
         batch_size=config.batch_size,
-        padding=PadTo(length=config.sequence_length),
+        padding=config.padding,
         seed=config.seed,
         epochs=None if config.steps else config.epochs,
+        host=here(),
     )
     steps = config.steps or len(batches)
 
     optimizer = build_optimizer(config.optimizer, steps)
     state = place(mesh, _initial(config, drafter_config, optimizer))
-    objective = objective_of(config.drafter, anchors=config.anchors)
-    step_config = StepConfig(objective=objective, dtype=config.dtype)
+    objective = objective_of(config.drafter, anchors=config.anchors, remat=config.remat == "layer")
+    step_config = StepConfig(objective=objective, dtype=config.dtype, accumulate=config.accumulate)
     step = jax.jit(
         partial(train_step, optimizer=optimizer, config=step_config),
         donate_argnums=0,
-        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None),
+        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), sharding(mesh)),
     )
     return Setup(
         reader=reader,
+        target=target,
         state=state,
         step=step,
         steps=steps,
-        contents=fingerprint_of(config.data, reader, **sizes),
+        contents=contents,
         batches=iterate(batches),
         batch_sharding=sharding(mesh, "batch"),
-        evaluate=_evaluator(config, reader, store, held_out, step_config),
+        evaluate=_evaluator(config, reader, target, mesh, store, held_out, step_config),
     )
 
 
@@ -100,23 +109,22 @@ def place(mesh: Mesh, tree: Tree) -> Tree:
     """Parameters split as their logical axes say, everything else copied to every device."""
 
     def where(leaf):
-        if isinstance(leaf, nnx.Variable):
-            return leaf.replace(sharding(mesh, *leaf.get_metadata()["axes"]))
-        return sharding(mesh)
+        if not isinstance(leaf, nnx.Variable):
+            return sharding(mesh)
+        # An optimizer's state has no values for the parameters that another one takes.
+        return leaf.replace(variable_sharding(mesh, leaf)) if jax.tree.leaves(leaf) else leaf
 
     shardings = jax.tree.map(where, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-    return jax.device_put(tree, shardings)
+    if alone():
+        return jax.device_put(tree, shardings)
+    # Of what every process has, each device takes its part; a transfer could not reach the others' devices.
+    return jax.jit(lambda tree: tree, out_shardings=shardings)(tree)
 
 
 def _mesh(config: TrainConfig) -> Mesh:
-    if jax.process_count() > 1:
-        raise ValueError("training runs in one process, which may hold many devices; start it on one host only")
     mesh = make_mesh(fsdp=config.fsdp, tensor=config.tensor)
     ways = mesh.size // config.tensor
-    if config.batch_size % ways:
-        raise ValueError(
-            f"batch_size {config.batch_size} does not divide over {ways} devices; take a multiple of {ways}"
-        )
+    require_batch(config, ways)
     return mesh
 
 
@@ -135,17 +143,27 @@ def _initial(config: TrainConfig, drafter_config: DrafterConfig, optimizer) -> T
     return init_state(drafter, optimizer, jax.random.key(config.seed))
 
 
-def _evaluator(config: TrainConfig, reader: Reader, store: TokenStore, held_out, step_config: StepConfig) -> Evaluator:
+def _evaluator(
+    config: TrainConfig,
+    reader: Reader,
+    target: Target,
+    mesh: Mesh,
+    store: TokenStore,
+    held_out: np.ndarray,
+    step_config: StepConfig,
+) -> Evaluator:
     batches: grain.MapDataset = evaluation_batches(
-        store, held_out, batch_size=config.batch_size, padding=PadTo(length=config.sequence_length)
+        store, held_out, batch_size=config.batch_size, padding=config.padding, host=here()
     )
     evaluation = config.evaluation
     return Evaluator(
+        target,
         reader.target,
         batches[: evaluation.batches],
         held_out_prompts(store, held_out, evaluation.prompts, config.sequence_length),
         config=evaluation,
         step=step_config,
+        mesh=mesh,
         stop_ids=reader.stop_ids,
         max_len=config.sequence_length + evaluation.new_tokens,
     )

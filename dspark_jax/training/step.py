@@ -1,11 +1,13 @@
 """One pure training step: the frozen target reads the batch, the drafter learns to guess its continuations."""
 
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Int, Key, pytree
 from dspark_jax.data.pipeline import Batch
@@ -31,10 +33,12 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What is fixed while a step is compiled: what is minimised, and the dtype of the compute."""
+    """What is fixed while a step is compiled: what is minimised, the dtype of the compute, and in how many parts a
+    batch is computed one after the other."""
 
     objective: Objective
     dtype: DType
+    accumulate: int = 1
 
 
 def init_state(drafter: Drafter, optimizer: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
@@ -54,17 +58,29 @@ def train_step(
     """One update from one batch.
 
     The target is an argument, never a constant of the compiled program, and its features are computed here: nothing
-    is cached. A step whose loss or gradient is not finite changes no parameter and no optimizer state; it counts
-    under "skipped" and in no other mean.
+    is cached. Each loss term is divided by its weight sum over the whole batch, in however many parts that is. A step
+    whose loss or gradient is not finite changes no parameter and no optimizer state; it counts under "skipped" and in
+    no other mean.
     """
     # The key belongs to the batch number, so a resumed run draws the anchors an uninterrupted one would.
     key = jax.random.fold_in(state.key, state.step)
+    drawn = config.objective.draw(_rows(batch), key)
+    counts = config.objective.counts(state.drafter, drawn)
 
-    def loss(masters: Drafter) -> tuple[Array, Terms]:
-        terms = measure(masters, target, batch, key, config)
-        return config.objective.loss(terms), terms
+    def loss(masters: Drafter, part: Any) -> tuple[Array, Terms]:
+        terms = _terms(masters, target, part, config)
+        return config.objective.loss(_over(terms, counts)), terms
 
-    (value, terms), grads = jax.value_and_grad(loss, has_aux=True)(state.drafter)
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(state.drafter, part)), None
+
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    if config.accumulate == 1:
+        (value, terms), grads = gradient(state.drafter, drawn)
+    else:
+        zero = ((jnp.zeros(()), counts), jax.tree.map(jnp.zeros_like, state.drafter))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zero)
+        ((value, terms), grads), _ = lax.scan(add, zero, jax.tree.map(partial(_parts, config.accumulate), drawn))
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = optimizer.update(
@@ -81,15 +97,37 @@ def train_step(
     )
     metrics = named(terms) | {"loss": _once(value), "grad_norm": _once(norm)}
     metrics = _choose(finite, metrics, jax.tree.map(jnp.zeros_like, metrics))
-    return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.length_B))}
+    return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.segments_BT > 0))}
 
 
 def measure(masters: Drafter, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> Terms:
     """The loss terms of one batch, the drafter computed in config.dtype; `key` decides what the objective draws."""
+    return _terms(masters, target, config.objective.draw(_rows(batch), key), config)
+
+
+def _rows(batch: Batch) -> Rows:
+    return Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.segments_BT)))
+
+
+def _terms(masters: Drafter, target: Target, drawn: Any, config: StepConfig) -> Terms:
     drafter = cast(masters, config.dtype)
-    rows = Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.length_B)))
-    seen = target.encode(rows.tokens_BT, drafter.tapped_layers)
-    return config.objective.terms(drafter, target.vocabulary, rows, seen, key)
+    seen = target.encode(drawn.rows.tokens_BT, drafter.tapped_layers, drawn.rows.starts_BT)
+    return config.objective.terms(drafter, target.vocabulary, drawn, seen)
+
+
+def _over(terms: Terms, counts: Terms) -> Terms:
+    """Sums of a part over the counts of the whole."""
+    return jax.tree.map(
+        lambda part, whole: Mean(sum=part.sum, count=whole.count),
+        terms,
+        counts,
+        is_leaf=lambda node: isinstance(node, Mean),
+    )
+
+
+def _parts(count: int, x: Array) -> Array:
+    # Every count-th row: rows that lie side by side are on one device, which has its share of every part.
+    return x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)
 
 
 def cast(module: Tree, dtype: DType) -> Tree:

@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspark_jax.data.packing import first_fit
 from dspark_jax.data.pipeline import (
     Batch,
     Buckets,
     Host,
+    Packed,
     PadTo,
     evaluation_batches,
     iterate,
-    pad,
+    lay_out,
     training_batches,
 )
 from dspark_jax.data.store import TokenStore
@@ -27,26 +29,27 @@ def store_of(lengths):
 
 
 def rows_of(batch):
-    """Which row each line of a batch came from, padding rows left out."""
-    return [int(tokens[0]) // 100 for tokens, length in zip(batch.tokens_BT, batch.length_B, strict=True) if length]
+    """Which row each document of a batch came from."""
+    first = np.diff(batch.segments_BT, axis=1, prepend=0) > 0
+    return [int(token) // 100 for token in batch.tokens_BT[first]]
 
 
-def test_pad_keeps_tokens_mask_and_length_and_cuts_at_the_end():
+def test_rows_keep_tokens_masks_and_documents_and_are_cut_at_the_end():
     rows = [
         Supervised(tokens=np.array([5, 6, 7], np.int32), loss_mask=np.array([False, True, True])),
         Supervised(tokens=np.array([8], np.int32), loss_mask=np.array([True])),
     ]
-    batch = pad(rows, 2)
-    assert batch.tokens_BT.tolist() == [[5, 6], [8, 0]]
-    assert batch.loss_mask_BT.tolist() == [[False, True], [True, False]]
-    assert batch.length_B.tolist() == [2, 1]
+    batch = lay_out([rows, rows[::-1], rows[1:], []], 3)
+    assert batch.tokens_BT.tolist() == [[5, 6, 7], [8, 5, 6], [8, 0, 0], [0, 0, 0]]
+    assert batch.loss_mask_BT.tolist() == [[False, True, True], [True, False, True], [True, False, False], [False] * 3]
+    assert batch.segments_BT.tolist() == [[1, 1, 1], [1, 2, 2], [1, 0, 0], [0, 0, 0]]
 
 
 def test_a_batch_is_a_pytree_of_its_three_arrays():
-    batch = pad([Supervised(tokens=np.ones(2, np.int32), loss_mask=np.ones(2, bool))], 4)
+    batch = lay_out([[Supervised(tokens=np.ones(2, np.int32), loss_mask=np.ones(2, bool))]], 4)
     doubled = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), batch)
     assert isinstance(doubled, Batch)
-    assert doubled.length_B.shape == (2,)
+    assert doubled.segments_BT.shape == (2, 4)
 
 
 @pytest.mark.parametrize("padding", [PadTo(length=40), Buckets(lengths=(10, 20, 40), window=3)])
@@ -79,21 +82,22 @@ def test_the_order_follows_the_seed():
 @given(
     rows=st.integers(9, 40),
     count=st.sampled_from([1, 2, 4]),
-    padding=st.sampled_from([PadTo(length=12), Buckets(lengths=(6, 12), window=2)]),
+    padding=st.sampled_from([PadTo(length=12), Buckets(lengths=(6, 12), window=2), Packed(length=16)]),
 )
 def test_hosts_share_each_global_batch_and_take_the_same_number_of_steps(rows, count, padding):
     store = store_of(np.random.default_rng(rows).integers(2, 12, rows))
     args = {"batch_size": 4, "padding": padding, "seed": 3, "epochs": 2}
     whole = training_batches(store, np.arange(rows), **args)
     parts = [training_batches(store, np.arange(rows), host=Host(index=i, count=count), **args) for i in range(count)]
-    assert {len(part) for part in parts} == {len(whole)} == {rows * 2 // 4}
+    assert {len(part) for part in parts} == {len(whole)}
+    assert len(whole) == rows * 2 // 4 or isinstance(padding, Packed)
     for step in range(len(whole)):
         shares = [part[step] for part in parts]
         assert {share.tokens_BT.shape for share in shares} == {(4 // count, whole[step].tokens_BT.shape[1])}
-        assert sorted(row for share in shares for row in rows_of(share)) == sorted(rows_of(whole[step]))
+        np.testing.assert_array_equal(np.concatenate([share.tokens_BT for share in shares]), whole[step].tokens_BT)
 
 
-@pytest.mark.parametrize("padding", [PadTo(length=12), Buckets(lengths=(6, 12), window=2)])
+@pytest.mark.parametrize("padding", [PadTo(length=12), Buckets(lengths=(6, 12), window=2), Packed(length=16)])
 def test_a_restored_iterator_goes_on_with_the_batch_that_was_due(padding):
     store = store_of(np.random.default_rng(0).integers(2, 12, 10))
 
@@ -117,8 +121,35 @@ def test_buckets_pad_less_than_one_length_and_hold_their_longest_row():
     bucketed = list(training_batches(store, np.arange(64), padding=Buckets(lengths=(16, 32, 64), window=16), **args))
     plain = list(training_batches(store, np.arange(64), padding=PadTo(length=64), **args))
     assert {batch.tokens_BT.shape[1] for batch in bucketed} == {16, 32, 64}
-    assert sum(batch.length_B.sum() for batch in bucketed) == store.lengths.sum()
+    assert sum((batch.segments_BT > 0).sum() for batch in bucketed) == store.lengths.sum()
     assert sum(batch.tokens_BT.size for batch in bucketed) < 0.8 * sum(batch.tokens_BT.size for batch in plain)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=40))
+def test_packing_loses_nothing_and_leaves_no_two_rows_that_would_fit_in_one(lengths):
+    store, length = store_of(lengths), 12
+    (batch,) = evaluation_batches(store, np.arange(len(lengths)), batch_size=40, padding=Packed(length=length))
+    assert sorted(rows_of(batch)) == list(range(len(lengths)))
+    used = (batch.segments_BT > 0).sum(axis=1)
+    assert used.sum() == np.minimum(lengths, length).sum()
+    fullness = np.sort(used[used > 0])
+    assert len(fullness) < 2 or fullness[0] + fullness[1] > length
+    for row, segments in zip(batch.tokens_BT, batch.segments_BT, strict=True):
+        for number in range(1, segments.max() + 1):
+            document = row[segments == number]
+            assert document.tolist() == list(range(document[0], document[0] + len(document)))
+
+
+def test_the_fullest_row_closes_when_too_many_are_open():
+    lengths = np.random.default_rng(0).integers(600, 1000, 3000)
+    lengths[-500:] = 100
+    packs = first_fit(np.arange(3000), lengths, 1000)
+    groups = [packs[group] for group in range(len(packs))]
+    assert np.concatenate(groups).tolist() != list(range(3000))
+    assert sorted(np.concatenate(groups).tolist()) == list(range(3000))
+    assert max(lengths[group].sum() for group in groups) <= 1000
+    assert len(packs) < 2600
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -135,7 +166,7 @@ def test_evaluation_sees_every_row_once_in_full_batches(count):
     assert [len(part) for part in parts] == [2] * count
     assert {batch.tokens_BT.shape for part in parts for batch in part} == {(4 // count, 8)}
     assert sorted(row for part in parts for batch in part for row in rows_of(batch)) == [0, 1, 2, 3, 4]
-    assert not any(batch.loss_mask_BT[batch.length_B == 0].any() for part in parts for batch in part)
+    assert not any(batch.loss_mask_BT[batch.segments_BT == 0].any() for part in parts for batch in part)
 
 
 def test_only_the_rows_given_are_used():

@@ -12,6 +12,7 @@ from dspark_jax.drafters.base import Drafter
 from dspark_jax.drafters.chain_objective import chain_loss, chain_objective
 from dspark_jax.drafters.eagle3 import Eagle3, Eagle3Config
 from dspark_jax.drafters.mtp import Mtp, MtpConfig
+from dspark_jax.ops.masks import document_starts
 from dspark_jax.ops.sampling import SamplingLaw
 
 FOLDER = "drafters/eagle3_qwen3"
@@ -43,7 +44,7 @@ def outcome(eagle, lent, reference):
     """((loss, (terms, logits of every step)), gradients), positions in chunks that do not divide the sequence."""
     inputs = {
         "tokens_BT": jnp.asarray(reference["input_ids"]),
-        "padding_BT": jnp.asarray(reference["attention_mask"]) == 0,
+        "starts_BT": document_starts(jnp.asarray(reference["attention_mask"])),
         "features_BTE": jnp.asarray(reference["target_hidden_states"]),
     }
     others = {
@@ -55,7 +56,7 @@ def outcome(eagle, lent, reference):
     def run(drafter, vocabulary):
         def loss(drafter):
             terms = chain_objective(drafter, vocabulary, **inputs, **others, chunk=7)
-            ordered = (inputs["tokens_BT"], inputs["features_BTE"], inputs["padding_BT"])
+            ordered = (inputs["tokens_BT"], inputs["features_BTE"], inputs["starts_BT"])
             logits = vocabulary.logits(drafter.unrolled(vocabulary, *ordered, 3))
             return chain_loss(terms, drafter.config.step_decay), (terms, logits)
 
@@ -175,11 +176,11 @@ def test_a_link_of_training_sees_what_the_drafted_one_sees(built, small_config, 
     drafter, rng, length = small_eagle(built, small_config.layer, 3), np.random.default_rng(2), 6
     tokens_BT = jnp.asarray(rng.integers(0, 19, (1, length + 4)), jnp.int32)
     features_BTE = jnp.asarray(rng.normal(size=(1, length + 4, 32)), jnp.float32)
-    padding = jnp.zeros((1, length + 4), bool)
+    starts_BT = jnp.zeros((1, length + 4), jnp.int32)
 
     @jax.jit
     def both():
-        trained = drafter.unrolled(vocabulary, tokens_BT, features_BTE, padding, 3)[:, 0, length - 1]
+        trained = drafter.unrolled(vocabulary, tokens_BT, features_BTE, starts_BT, 3)[:, 0, length - 1]
         state, links = drafter.init_state(1, 16, jnp.float32), []
         start_B, end_B = jnp.zeros(1, jnp.int32), jnp.full(1, length, jnp.int32)
         context = features_BTE[:, :length], tokens_BT[:, 1 : length + 1]

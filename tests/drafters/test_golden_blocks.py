@@ -60,11 +60,11 @@ def inputs(reference):
 
 @pytest.fixture(scope="module")
 def outcome(drafter, vocabulary, inputs, weights):
-    """((loss, (terms, draft and confidence logits)), gradients) of the reference's batch, 6 anchors in chunks of 4."""
+    """((loss, (terms, draft and confidence logits)), gradients) of the reference's batch, slots in chunks of 4."""
 
     @jax.jit
     def run(drafter, vocabulary, inputs):
-        tokens_BAN, _ = block_labels(*(inputs[part] for part in PARTS), drafter.block_size)
+        tokens_BAN, _ = block_labels(*(inputs[part] for part in PARTS), one_document(inputs), drafter.block_size)
 
         def loss(drafter):
             terms = block_objective(drafter, vocabulary, **inputs, weights=weights, chunk=4)
@@ -80,8 +80,12 @@ def outcome(drafter, vocabulary, inputs, weights):
 PARTS = ("tokens_BT", "loss_mask_BT", "anchors_BA", "keep_BA")
 
 
+def one_document(inputs):
+    return jnp.zeros_like(inputs["tokens_BT"])
+
+
 def test_labels_of_the_reference(drafter, inputs, reference):
-    tokens_BAN, mask_BAK = block_labels(*(inputs[part] for part in PARTS), drafter.block_size)
+    tokens_BAN, mask_BAK = block_labels(*(inputs[part] for part in PARTS), one_document(inputs), drafter.block_size)
     expected_mask = reference["eval_mask"]
     np.testing.assert_array_equal(mask_BAK, expected_mask)
     np.testing.assert_array_equal(tokens_BAN[..., 1:][mask_BAK], reference["target_ids"][expected_mask])

@@ -16,7 +16,7 @@ def test_the_published_weights_are_the_defaults():
 
 
 def test_chunks_change_nothing(small, vocabulary):
-    """7 anchors in chunks of 1, 3 (which does not divide them), 7 and more."""
+    """21 slots in chunks of 21, 1, 4 (which does not divide them) and more."""
     rng = np.random.default_rng(0)
     inputs = {
         "tokens_BT": jnp.asarray(rng.integers(0, 19, (2, 12)), jnp.int32),
@@ -30,7 +30,7 @@ def test_chunks_change_nothing(small, vocabulary):
     @jax.jit
     def run(drafter):
         return [
-            block_objective(drafter, vocabulary, **inputs, weights=WEIGHTS, chunk=chunk) for chunk in (7, 1, 3, 100)
+            block_objective(drafter, vocabulary, **inputs, weights=WEIGHTS, chunk=chunk) for chunk in (21, 1, 4, 100)
         ]
 
     whole, *others = run(small(num_layers=1))
@@ -41,24 +41,26 @@ def test_chunks_change_nothing(small, vocabulary):
 
 
 LENGTH, BLOCK = 6, 3
-jitted = jax.jit(block_labels, static_argnums=4)
+jitted = jax.jit(block_labels, static_argnums=5)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH),
     st.lists(st.tuples(st.integers(0, LENGTH - 1), st.booleans()), min_size=2, max_size=2),
+    st.integers(1, LENGTH),
 )
-def test_labels_are_supervised_as_a_prefix_inside_the_sequence(mask, blocks):
+def test_labels_are_supervised_as_a_prefix_inside_the_document(mask, blocks, second):
     anchors, keep = ([block[part] for block in blocks] for part in range(2))
     tokens = np.arange(LENGTH, dtype=np.int32)[None] + 10
-    tokens_BAN, mask_BAK = jitted(tokens, np.array([mask]), np.array([anchors]), np.array([keep]), BLOCK)
+    starts = np.where(np.arange(LENGTH) < second, 0, second)
+    tokens_BAN, mask_BAK = jitted(tokens, np.array([mask]), np.array([anchors]), np.array([keep]), starts[None], BLOCK)
     for a, (anchor, kept) in enumerate(blocks):
         assert tokens_BAN[0, a, 0] == anchor + 10
         supervised = kept
         for slot in range(BLOCK):
             position = anchor + slot + 1
-            supervised = supervised and position < LENGTH and mask[position]
+            supervised = supervised and position < (second if anchor < second else LENGTH) and mask[position]
             assert mask_BAK[0, a, slot] == supervised
             if position < LENGTH:
                 assert tokens_BAN[0, a, slot + 1] == position + 10

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_jax.ops.masks import cached_block_mask, causal_mask, training_block_mask
+from dspark_jax.ops.masks import (
+    between,
+    cached_block_mask,
+    causal_mask,
+    document_starts,
+    first_seen,
+    training_block_mask,
+)
 
-jitted = jax.jit(training_block_mask, static_argnums=(1, 2, 3))
+jitted = jax.jit(training_block_mask, static_argnums=(2, 3, 4))
 
 
 WINDOWS = pytest.mark.parametrize("window", [None, 1, 3])
@@ -43,15 +50,35 @@ def test_a_cached_block_sees_its_context_and_itself_both_ways(window):
                 assert found[row, query, key] == (in_context or in_block)
 
 
+SEGMENTS = st.lists(
+    st.lists(st.integers(0, 3), min_size=7, max_size=7).map(lambda steps: np.cumsum(np.array(steps) > 2).tolist()),
+    min_size=2,
+    max_size=2,
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SEGMENTS, st.sampled_from([None, 1, 3]))
+def test_a_token_sees_its_document_up_to_itself(segments, window):
+    starts_BT = document_starts(jnp.array(segments))
+    index_BT = jnp.broadcast_to(jnp.arange(7), (2, 7))
+    found = np.asarray(between(first_seen(starts_BT, index_BT, window), index_BT, 7))
+    for row, query, key in np.ndindex(2, 7, 7):
+        sees = key <= query and near(query, key, window) and segments[row][key] == segments[row][query]
+        assert found[row, query, key] == sees
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=2, max_size=2),
+    SEGMENTS,
     st.sampled_from([1, 2, 3]),
     st.sampled_from([None, 1, 3]),
 )
-def test_training_blocks_see_context_before_their_anchor_and_themselves(anchors, block, window):
+def test_training_blocks_see_their_document_before_the_anchor_and_themselves(anchors, segments, block, window):
     context = 7
-    found = np.asarray(jitted(jnp.array(anchors), block, context, window))
+    starts_BA = np.take_along_axis(np.asarray(document_starts(jnp.array(segments))), np.array(anchors), axis=1)
+    found = np.asarray(jitted(jnp.array(anchors), starts_BA, block, context, window))
     slots = len(anchors[0]) * block
     assert found.shape == (len(anchors), slots, context + slots)
     for row, of_row in enumerate(anchors):
@@ -60,5 +87,6 @@ def test_training_blocks_see_context_before_their_anchor_and_themselves(anchors,
                 owner = query // block
                 anchor, slot = of_row[owner], query % block
                 in_context = key < anchor and near(anchor + slot, key, window)
+                in_context = in_context and segments[row][key] == segments[row][anchor]
                 sees = in_context if key < context else (key - context) // block == owner
                 assert found[row, query, key] == sees

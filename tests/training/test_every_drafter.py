@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from rich.console import Console
@@ -85,7 +86,7 @@ def batch() -> Batch:
     mask = np.ones((4, 16), bool)
     mask[:, :3] = False
     tokens = rng.integers(2, 40, (4, 16)).astype(np.int32)
-    return Batch(tokens_BT=tokens, loss_mask_BT=mask, length_B=np.full(4, 16, np.int32))
+    return Batch(tokens_BT=tokens, loss_mask_BT=mask, segments_BT=np.ones((4, 16), np.int32))
 
 
 @pytest.mark.parametrize("name", ["dflash", "eagle3"])
@@ -103,12 +104,31 @@ def test_the_loss_falls_on_a_batch_it_sees_often(name, target, batch):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.parametrize("name", ["dspark_gated", "eagle3"])
+def test_d_41_parts_of_a_batch_add_up_to_the_whole(name, target, batch):
+    """By plain gradient descent: what the step subtracts is the gradient. Rows have unlike weights."""
+    rng = np.random.default_rng(1)
+    batch = batch._replace(loss_mask_BT=batch.loss_mask_BT & (rng.random((4, 16)) < np.array([[0.4], [1], [0.7], [0]])))
+    shape, optimizer = SHAPES[name], optax.sgd(1.0)
+    drafter = new_drafter(draft_config(shape, target.spec), rngs=nnx.Rngs(0), dtype=jnp.float32)
+    start = init_state(drafter, optimizer, jax.random.key(0))
+    outcomes = []
+    for parts in (1, 4):
+        config = StepConfig(objective=objective_of(shape, anchors=4), dtype=jnp.dtype("float32"), accumulate=parts)
+        outcomes.append(jax.jit(partial(train_step, optimizer=optimizer, config=config))(start, target, batch))
+    assert float(outcomes[0][1]["grad_norm"].sum) > 0.01
+    for whole, summed in zip(*map(jax.tree.leaves, outcomes), strict=True):
+        if not jnp.issubdtype(whole.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(summed, whole, rtol=2e-5, atol=1e-6)
+
+
 def test_padding_does_not_move_the_terms_of_a_chain(target, batch):
     shape = SHAPES["eagle3"]
     drafter = new_drafter(draft_config(shape, target.spec), rngs=nnx.Rngs(0), dtype=jnp.float32)
     config = StepConfig(objective=objective_of(shape, anchors=8), dtype=jnp.dtype("float32"))
     compute = jax.jit(partial(measure, config=config))
-    short = batch._replace(length_B=np.full(4, 12, np.int32), loss_mask_BT=batch.loss_mask_BT & (np.arange(16) < 12))
+    inside = np.broadcast_to(np.arange(16) < 12, (4, 16))
+    short = batch._replace(segments_BT=inside.astype(np.int32), loss_mask_BT=batch.loss_mask_BT & inside)
     other = short._replace(tokens_BT=np.where(np.arange(16) < 12, batch.tokens_BT, 5).astype(np.int32))
     one, two = (compute(drafter, target, rows, jax.random.key(0)) for rows in (short, other))
     assert float(one.ce_K.sum[0]) > 0

@@ -20,7 +20,7 @@ class Counting:
         return Batch(
             tokens_BT=np.full((2, 3), self.at, np.int32),
             loss_mask_BT=np.ones((2, 3), bool),
-            length_B=np.full(2, 3, np.int32),
+            segments_BT=np.ones((2, 3), np.int32),
         )
 
     def get_state(self) -> int:

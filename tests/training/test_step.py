@@ -35,7 +35,7 @@ def batch() -> Batch:
     tokens = rng.integers(2, POISON, (4, 16)).astype(np.int32)
     mask = np.ones((4, 16), bool)
     mask[:, :3] = False
-    return Batch(tokens_BT=tokens, loss_mask_BT=mask, length_B=np.full(4, 16, np.int32))
+    return Batch(tokens_BT=tokens, loss_mask_BT=mask, segments_BT=np.ones((4, 16), np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,6 @@ def test_anchors_are_drawn_anew_each_step(step, start, target, batch):
 
 
 def test_tokens_are_those_of_the_batch(step, start, target, batch):
-    shorter = batch._replace(length_B=np.array([16, 0, 5, 7], np.int32))
+    shorter = batch._replace(segments_BT=(np.arange(16) < np.array([[16], [0], [5], [7]])).astype(np.int32))
     _, metrics = step(start, target, shorter)
     assert float(metrics["tokens"].sum) == 28.0

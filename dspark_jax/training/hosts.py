@@ -1,0 +1,105 @@
+"""Several processes training one drafter: they run the same program, and the first one speaks for all."""
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dspark_jax.core.mesh import make_mesh
+from dspark_jax.data.pipeline import Batch, Host
+
+Tree = TypeVar("Tree")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What `join` reads."""
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where several processes meet (not on a TPU slice)")
+    parser.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    parser.add_argument("--process", type=int, metavar="I", help="which of them this is, from 0")
+
+
+def join(flags: argparse.Namespace) -> None:
+    """Meet the other processes, where there are any: named by flags, or a TPU slice of several hosts.
+
+    ValueError when the flags do not belong together. Must come before anything touches a device.
+    """
+    coordinator, processes, process = flags.coordinator, flags.processes, flags.process
+    if (coordinator, processes, process) != (None, None, None):
+        if coordinator is None or processes is None or process is None:
+            raise ValueError("--coordinator HOST:PORT, --processes N and --process I belong together; give all three")
+        if not 0 <= process < processes:
+            raise ValueError(f"--process is a number from 0 to {processes - 1}, not {process}")
+        jax.distributed.initialize(coordinator, processes, process)
+    elif len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
+        jax.distributed.initialize()
+
+
+def here() -> Host:
+    """This process among all."""
+    return Host(index=jax.process_index(), count=jax.process_count())
+
+
+def alone() -> bool:
+    """Whether there is no other process."""
+    return jax.process_count() == 1
+
+
+def first() -> bool:
+    """Whether this process is the one that writes."""
+    return jax.process_index() == 0
+
+
+def meet(what: str) -> None:
+    """Wait until every process is here."""
+    if not alone():
+        multihost_utils.sync_global_devices(what)
+
+
+def in_turn(make: Callable[[], Tree]) -> Tree:
+    """The first process makes, then the others do: what it left on a shared disk they find."""
+    made = make() if first() else None
+    meet("in turn")
+    return make() if made is None else made
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether any process says so. All must ask at the same step."""
+    if alone():
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def require_alike(what: str, value: int) -> None:
+    """ValueError on every process unless all have the same value: those that differ would wait for each other."""
+    if alone():
+        return
+    values = np.asarray(multihost_utils.process_allgather(np.asarray(value % 2**31, np.int32)))
+    if len(set(values.tolist())) > 1:
+        raise ValueError(
+            f"{what} differs between the {len(values)} processes; give all of them the same files and flags"
+        )
+
+
+def on_devices(batch: Batch, sharding: jax.sharding.Sharding) -> Batch:
+    """A global batch of which this process holds its share."""
+    if alone():
+        return jax.device_put(batch, sharding)
+    return Batch(*(jax.make_array_from_process_local_data(sharding, np.asarray(part)) for part in batch))
+
+
+def gathered(tree: Tree, mesh: Mesh | None = None) -> Tree:
+    """Every array whole: on the host, or on each device of a mesh of this process's own."""
+    if alone():
+        return tree
+    whole: Any = multihost_utils.process_allgather(tree, tiled=True)
+    return whole if mesh is None else jax.device_put(whole, NamedSharding(mesh, PartitionSpec()))
+
+
+def own_mesh() -> Mesh:
+    """The devices of this process."""
+    return make_mesh(fsdp=jax.local_device_count(), devices=jax.local_devices())

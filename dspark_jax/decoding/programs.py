@@ -11,6 +11,8 @@ from dspark_jax.decoding.buckets import insert, regroup
 from dspark_jax.decoding.round import DecodeState, RoundOutput, RoundPlan, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import Guide
 from dspark_jax.drafters.base import Drafter
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.nn.block_attention import suited_to
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 
@@ -24,10 +26,13 @@ class Programs:
 
     def __init__(self, target: Target, drafter: Drafter, *, dtype: DType):
         self._target = target
+        where = jax.tree.leaves(target)[0].sharding
+        if isinstance(drafter, DSpark) and drafter.block_attention is None:
+            drafter = drafter.with_block_attention(suited_to(where))
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
-        self.branch_free = all(device.platform != "cpu" for device in self._weights[0].sharding.device_set)
+        self.branch_free = all(device.platform != "cpu" for device in where.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
 
         def round_(weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):

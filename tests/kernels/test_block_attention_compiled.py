@@ -83,6 +83,67 @@ def test_devices_that_share_rows_and_heads_exchange_nothing(ahead):
     assert found == [{"kernels": 1, "copied": [], "collectives": 0}] * 2
 
 
+ROUND = """
+from dataclasses import replace
+
+from flax import nnx
+
+from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.round import RoundPlan, init_state
+from dspark_jax.decoding.scheduler import Guide
+from dspark_jax.drafters.dspark import DSpark, DSparkConfig
+from dspark_jax.nn.block import LayerSpec
+from dspark_jax.nn.layers import VocabularySpec
+from dspark_jax.ops.rope import RopeSpec
+from dspark_jax.ops.sampling import Draws
+from dspark_jax.targets.model import Target, TargetSpec
+
+for channels in (64, 128):
+    layer = LayerSpec(
+        d_model=512, ffw=1024, heads=8, kv_heads=2, head_dim=channels, rope=RopeSpec(), norm_eps=1e-5, qk_norm=True
+    )
+    vocabulary = VocabularySpec(size=4096, d_model=512, tied=True)
+    spec = TargetSpec(family="qwen3", vocabulary=vocabulary, layers=(layer,) * 2, norm_eps=1e-5, max_len=4096)
+    config = DSparkConfig(
+        vocab_size=4096,
+        layer=replace(layer, kv_heads=4),
+        num_target_layers=2,
+        tapped_layers=(-1, 0),
+        mask_token_id=0,
+        num_layers=3,
+    )
+    # Larger than VMEM, where XLA would keep what fits.
+    rows, span = 64, 4096
+    target, drafter, state, guide = jax.tree.map(
+        lambda leaf: shape(*leaf.shape, dtype=leaf.dtype),
+        nnx.eval_shape(
+            lambda: (
+                target := Target(spec, rngs=nnx.Rngs(0), dtype=jnp.bfloat16),
+                drafter := DSpark(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16),
+                init_state(target, drafter, rows, span, jnp.bfloat16),
+                Guide.unguided(rows, 7),
+            )
+        ),
+    )
+    compiled = Programs(target, drafter, dtype=jnp.bfloat16).lower(RoundPlan(), state, guide, Draws.GREEDY).compile()
+    text = compiled.as_text()
+    report(
+        kernels=text.count('custom_call_target="tpu_custom_call"'),
+        copied=copied(compiled, state.draft.keys[0].shape),
+        temporaries=compiled.memory_analysis().temp_size_in_bytes,
+        cache=state.draft.keys[0].size * 2,
+    )
+"""
+
+
+@pytest.mark.slow
+def test_a_whole_round_compiles_for_a_tpu_around_the_kernel(ahead):
+    for facts in ahead("v5e", ROUND):
+        assert facts["kernels"] == 3, facts
+        assert facts["copied"] == [], facts
+        assert facts["temporaries"] < facts["cache"] / 2, facts
+
+
 SIMULATED = """
 import jax
 

@@ -20,7 +20,7 @@ def main() -> int | None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="for example steps=100")
     parser.add_argument("--run-dir", type=Path, help="where the run lives (default: runs/<config>)")
     parser.add_argument("--fresh", action="store_true", help="delete what the run has written and start again")
-    parser.add_argument("--dry-run", action="store_true", help="print sizes and sharding; nothing is fetched or run")
+    parser.add_argument("--dry-run", action="store_true", help="print sizes and sharding and run nothing")
     parser.add_argument("--topology", help="the machine of a dry run, for example v5e:8x8 or h200:8")
     add_flags(parser)
     flags = parser.parse_args()

@@ -15,13 +15,14 @@ from dspark_jax.decoding.buckets import insert, regroup
 from dspark_jax.decoding.round import DecodeState, RoundOutput, RoundPlan, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import Guide
 from dspark_jax.drafters.base import Drafter
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.nn.block_attention import suited_to
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 
-# By platform. XLA's default order of operations on CPU holds so many buffers at once that a round of a 135M model spends a third
-# of its time on page faults.
-# Triton's products are tuned for every shape: on an H200 a round of the default model compiled in 15.7 s with them and
-# in 8.5 s without, and took 3.4 ms with them and 3.1 ms without (16 requests).
+# By platform. On CPU, XLA's default order of operations holds so many buffers at once that a round of a 135M model
+# spends a third of its time on page faults. On GPU, Triton's products are tuned for every shape: on an H200 a round of
+# the default model (16 requests) compiled in 15.7 s with them and in 8.5 s without, and took 3.4 ms and 3.1 ms.
 _OPTIONS = {
     "cpu": {"xla_cpu_enable_concurrency_optimized_scheduler": False},
     "gpu": {"xla_gpu_enable_triton_gemm": False},
@@ -42,10 +43,13 @@ class Programs:
 
     def __init__(self, target: Target, drafter: Drafter, *, dtype: DType):
         self._target = target
+        where = jax.tree.leaves(target)[0].sharding
+        if isinstance(drafter, DSpark) and drafter.block_attention is None:
+            drafter = drafter.with_block_attention(suited_to(where))
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
-        self.branch_free = all(device.platform != "cpu" for device in self._weights[0].sharding.device_set)
+        self.branch_free = all(device.platform != "cpu" for device in where.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
 
         def round_(weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):

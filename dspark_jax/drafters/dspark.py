@@ -6,6 +6,7 @@ its own position anchor+j and the anchor's slot is unused, so K drafts take K+1 
 are those of the context features followed by the block's own, and the block attends to itself in both directions.
 """
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,11 @@ from dspark_jax.core.arrays import Array, DType, Float, Int
 from dspark_jax.drafters.base import CERTAIN, Proposal, check_sizes, check_taps, top_two
 from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
+from dspark_jax.nn.block_attention import BlockAttention, PlainBlocks
 from dspark_jax.nn.cache import KVCache, init_cache, write
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
-from dspark_jax.ops.attention import attention
 from dspark_jax.ops.long_attention import block_attention
-from dspark_jax.ops.masks import cached_block_mask, first_seen
+from dspark_jax.ops.masks import first_seen
 from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
@@ -76,12 +77,16 @@ class DSparkConfig:
 
 
 class DSpark(nnx.Module):
-    """Parameters of one drafter; embedding and LM head are the target's, passed in as `vocabulary`."""
+    """Parameters of one drafter; embedding and LM head are the target's, passed in as `vocabulary`.
+
+    `block_attention`: how decoding attends; None, plainly, until somebody who knows the device chooses.
+    """
 
     def __init__(self, config: DSparkConfig, *, rngs: nnx.Rngs, dtype: DType = jnp.float32):
         width, features = config.layer.d_model, config.layer.d_model * len(config.tapped_layers)
         eps = config.layer.norm_eps
         self.config = config
+        self.block_attention: BlockAttention | None = None
         self.fc = kernel(rngs, (features, width), ("features", "model"), fan_in=features, dtype=dtype)
         self.hidden_norm = RMSNorm(width, "model", eps=eps, dtype=dtype)
         self.layers = nnx.List([Block(spec, rngs=rngs, dtype=dtype) for spec in config.layers])
@@ -107,6 +112,12 @@ class DSpark(nnx.Module):
     @property
     def tapped_layers(self) -> tuple[int, ...]:
         return self.config.tapped_layers
+
+    def with_block_attention(self, block_attention: BlockAttention) -> "DSpark":
+        """This drafter, the same parameters, decoding by `block_attention`."""
+        other = copy(self)
+        other.block_attention = block_attention
+        return other
 
     # Decoding: the context's keys and values live in a cache.
 
@@ -175,13 +186,12 @@ class DSpark(nnx.Module):
     def cached_block(
         self, vocabulary: Vocabulary, state: KVCache, anchor_B: Int[Array, "B"], start_B: Int[Array, "B"]
     ) -> tuple[Float[Array, "B K D"], KVCache]:
-        """Normed hidden states of one block a row. Its keys and values pass through the cache as scratch."""
-        slots = self.config.input_slots
-        mask = cached_block_mask(start_B, slots, state.keys[0].shape[2], self.config.layer.window)
+        """Normed hidden states of one block a row. Positions from start_B on are scratch in the cache."""
+        slots, block_attention = self.config.input_slots, self.block_attention or PlainBlocks()
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
-            keys, values = write(state.keys[index], k, start_B), write(state.values[index], v, start_B)
-            return attention(q, keys, values, mask, scale=self.config.layer.attention_scale), (keys, values)
+            held = state.keys[index], state.values[index]
+            return block_attention(self.config.layer, q, (k, v), held, start_B)
 
         x_BKD = self._block_inputs(vocabulary, anchor_B[:, None])[:, 0]
         positions_BK = start_B[:, None] + jnp.arange(slots)

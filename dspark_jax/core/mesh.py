@@ -1,6 +1,7 @@
 """The device mesh, and the one table from logical axis names to mesh axes."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import jax
@@ -9,6 +10,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Module = TypeVar("Module", bound=nnx.Module)
+Tree = TypeVar("Tree")
 MESH_AXES = ("data", "fsdp", "tensor")
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
@@ -60,3 +62,22 @@ def module_shardings(mesh: Mesh, module: Module) -> Module:
         return param.replace(variable_sharding(mesh, param))
 
     return jax.tree.map(one, module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager:
+    """Inside, `constrain` means this mesh; None: nothing is constrained. For use around what is being traced."""
+    if mesh is None:
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def constrain(x: Tree, *axes: str | None) -> Tree:
+    """The arrays of x, split along their first dimensions as these logical names say and not along the others.
+
+    Left to itself the partitioner may split an activation as the weights are split, and add up partial sums where it
+    should have gathered weights. Off a mesh, as in decoding, x as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, sharding(mesh, *axes))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.core.mesh import constrain
 from dspark_jax.nn.layers import GatedMLP, RMSNorm, kernel, rms_normalise
 from dspark_jax.ops.rope import RopeSpec, rotate
 
@@ -131,12 +132,13 @@ class Block(nnx.Module):
 
         `attention_input` replaces the normed residual as what queries, keys and values are made of.
         """
+        x_BTD = constrain(x_BTD, "batch")
         if attention_input is None:
             attention_input = _normed(self.input_norm, x_BTD)
         keys, values = self.attention.keys_values(attention_input, positions_BT)
         mixed, carry = attend(self.attention.queries(attention_input, positions_BT), keys, values)
-        x_BTD = x_BTD + _normed(self.attention_out_norm, self.attention.output(mixed))
-        x_BTD = x_BTD + _normed(self.mlp_out_norm, self.mlp(_normed(self.mlp_norm, x_BTD)))
+        x_BTD = constrain(x_BTD + _normed(self.attention_out_norm, self.attention.output(mixed)), "batch")
+        x_BTD = constrain(x_BTD + _normed(self.mlp_out_norm, self.mlp(_normed(self.mlp_norm, x_BTD))), "batch")
         return (x_BTD if self.scalar is None else x_BTD * self.scalar[...]), carry
 
 

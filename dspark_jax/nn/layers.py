@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.core.mesh import constrain
 
 
 def kernel(rngs: nnx.Rngs, shape: Sequence[int], axes: Sequence[str], *, fan_in: int, dtype: DType) -> nnx.Param:
@@ -73,7 +74,7 @@ class Vocabulary(nnx.Module):
         self.head = None if spec.tied else kernel(rngs, (width, size), ("model", "vocab"), fan_in=width, dtype=dtype)
 
     def embed(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        embedded = self.embedding[...][tokens]
+        embedded = constrain(self.embedding[...][tokens], "batch")
         if self.spec.embedding_scale is None:
             return embedded
         # The scale is rounded to the weights' dtype first, as the family's own code does.

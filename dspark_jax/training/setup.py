@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from dspark_jax.core.mesh import make_mesh, sharding, variable_sharding
+from dspark_jax.core.mesh import make_mesh, sharding
 from dspark_jax.data.pipeline import Batch, evaluation_batches, iterate, training_batches
 from dspark_jax.data.store import TokenStore, split
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
@@ -24,10 +23,10 @@ from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.feed import Batches
 from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_alike
 from dspark_jax.training.known_targets import shipped_target
-from dspark_jax.training.objective import objective_of
 from dspark_jax.training.optimizer import build_optimizer
+from dspark_jax.training.program import jitted_step, shardings_of, step_config
 from dspark_jax.training.sources import Reader, fingerprint_of, open_store
-from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state, train_step
+from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state
 
 Tree = TypeVar("Tree")
 
@@ -80,13 +79,8 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
 
     optimizer = build_optimizer(config.optimizer, steps)
     state = place(mesh, _initial(config, drafter_config, optimizer))
-    objective = objective_of(config.drafter, anchors=config.anchors, remat=config.remat == "layer")
-    step_config = StepConfig(objective=objective, dtype=config.dtype, accumulate=config.accumulate)
-    step = jax.jit(
-        partial(train_step, optimizer=optimizer, config=step_config),
-        donate_argnums=0,
-        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), sharding(mesh)),
-    )
+    fixed = step_config(config, mesh)
+    step = jitted_step(optimizer, fixed, state)
     return Setup(
         reader=reader,
         target=target,
@@ -96,7 +90,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
         contents=contents,
         batches=iterate(batches),
         batch_sharding=sharding(mesh, "batch"),
-        evaluate=_evaluator(config, reader, target, mesh, store, held_out, step_config),
+        evaluate=_evaluator(config, reader, target, mesh, store, held_out, fixed),
     )
 
 
@@ -107,14 +101,7 @@ def find_target(name: str) -> Path:
 
 def place(mesh: Mesh, tree: Tree) -> Tree:
     """Parameters split as their logical axes say, everything else copied to every device."""
-
-    def where(leaf):
-        if not isinstance(leaf, nnx.Variable):
-            return sharding(mesh)
-        # An optimizer's state has no values for the parameters that another one takes.
-        return leaf.replace(variable_sharding(mesh, leaf)) if jax.tree.leaves(leaf) else leaf
-
-    shardings = jax.tree.map(where, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    shardings = shardings_of(mesh, tree)
     if alone():
         return jax.device_put(tree, shardings)
     # Of what every process has, each device takes its part; a transfer could not reach the others' devices.
@@ -150,7 +137,7 @@ def _evaluator(
     mesh: Mesh,
     store: TokenStore,
     held_out: np.ndarray,
-    step_config: StepConfig,
+    fixed: StepConfig,
 ) -> Evaluator:
     batches: grain.MapDataset = evaluation_batches(
         store, held_out, batch_size=config.batch_size, padding=config.padding, host=here()
@@ -162,7 +149,7 @@ def _evaluator(
         batches[: evaluation.batches],
         held_out_prompts(store, held_out, evaluation.prompts, config.sequence_length),
         config=evaluation,
-        step=step_config,
+        step=fixed,
         mesh=mesh,
         stop_ids=reader.stop_ids,
         max_len=config.sequence_length + evaluation.new_tokens,

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh
 
 from dspark_jax.core.arrays import Array, DType, Int, Key, pytree
+from dspark_jax.core.mesh import constrain, on_mesh
 from dspark_jax.data.pipeline import Batch
 from dspark_jax.ops.losses import Mean
 from dspark_jax.targets.model import Target
@@ -33,12 +35,13 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What is fixed while a step is compiled: what is minimised, the dtype of the compute, and in how many parts a
-    batch is computed one after the other."""
+    """What is fixed while a step is compiled: what is minimised, the dtype of the compute, in how many parts a batch is
+    computed one after the other, and the mesh whose devices share it (None: as the compiler likes)."""
 
     objective: Objective
     dtype: DType
     accumulate: int = 1
+    mesh: Mesh | None = None
 
 
 def init_state(drafter: Drafter, optimizer: optax.GradientTransformation, key: Key[Array, ""]) -> TrainState:
@@ -62,25 +65,8 @@ def train_step(
     whose loss or gradient is not finite changes no parameter and no optimizer state; it counts under "skipped" and in
     no other mean.
     """
-    # The key belongs to the batch number, so a resumed run draws the anchors an uninterrupted one would.
-    key = jax.random.fold_in(state.key, state.step)
-    drawn = config.objective.draw(_rows(batch), key)
-    counts = config.objective.counts(state.drafter, drawn)
-
-    def loss(masters: Drafter, part: Any) -> tuple[Array, Terms]:
-        terms = _terms(masters, target, part, config)
-        return config.objective.loss(_over(terms, counts)), terms
-
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(state.drafter, part)), None
-
-    gradient = jax.value_and_grad(loss, has_aux=True)
-    if config.accumulate == 1:
-        (value, terms), grads = gradient(state.drafter, drawn)
-    else:
-        zero = ((jnp.zeros(()), counts), jax.tree.map(jnp.zeros_like, state.drafter))
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zero)
-        ((value, terms), grads), _ = lax.scan(add, zero, jax.tree.map(partial(_parts, config.accumulate), drawn))
+    with on_mesh(config.mesh):
+        value, terms, grads = _gradient(state, target, batch, config)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = optimizer.update(
@@ -100,9 +86,34 @@ def train_step(
     return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.segments_BT > 0))}
 
 
+def _gradient(state: TrainState, target: Target, batch: Batch, config: StepConfig) -> tuple[Array, Terms, Any]:
+    """The loss, its terms and its gradient, over the whole batch."""
+    # The key belongs to the batch number, so a resumed run draws the anchors an uninterrupted one would.
+    key = jax.random.fold_in(state.key, state.step)
+    drawn = config.objective.draw(_rows(batch), key)
+    counts = config.objective.counts(state.drafter, drawn)
+
+    def loss(masters: Drafter, part: Any) -> tuple[Array, Terms]:
+        terms = _terms(masters, target, part, config)
+        return config.objective.loss(_over(terms, counts)), terms
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(state.drafter, part)), None
+
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    if config.accumulate == 1:
+        (value, terms), grads = gradient(state.drafter, drawn)
+    else:
+        zero = ((jnp.zeros(()), counts), jax.tree.map(jnp.zeros_like, state.drafter))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zero)
+        ((value, terms), grads), _ = lax.scan(add, zero, jax.tree.map(partial(_parts, config.accumulate), drawn))
+    return value, terms, grads
+
+
 def measure(masters: Drafter, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> Terms:
     """The loss terms of one batch, the drafter computed in config.dtype; `key` decides what the objective draws."""
-    return _terms(masters, target, config.objective.draw(_rows(batch), key), config)
+    with on_mesh(config.mesh):
+        return _terms(masters, target, config.objective.draw(_rows(batch), key), config)
 
 
 def _rows(batch: Batch) -> Rows:
@@ -110,7 +121,7 @@ def _rows(batch: Batch) -> Rows:
 
 
 def _terms(masters: Drafter, target: Target, drawn: Any, config: StepConfig) -> Terms:
-    drafter = cast(masters, config.dtype)
+    drafter, drawn = cast(masters, config.dtype), constrain(drawn, "batch")
     seen = target.encode(drawn.rows.tokens_BT, drafter.tapped_layers, drawn.rows.starts_BT)
     return config.objective.terms(drafter, target.vocabulary, drawn, seen)
 

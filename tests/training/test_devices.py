@@ -7,7 +7,7 @@ from pathlib import Path
 
 SCRIPT = """
 import sys
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -27,9 +27,10 @@ from dspark_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from dspark_jax.training.draft import DSparkShape, draft_config
 from dspark_jax.training.objective import BlockObjective
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
+from dspark_jax.training.program import jitted_step
 from dspark_jax.training.report import summarise
 from dspark_jax.training.setup import place
-from dspark_jax.training.step import StepConfig, init_state, train_step
+from dspark_jax.training.step import StepConfig, init_state
 
 target = load_target(Path(sys.argv[1]))
 shape = DSparkShape(
@@ -54,11 +55,7 @@ def trained(mesh, resume=False):
     state = place(mesh, init_state(drafter, optimizer, jax.random.key(0)))
     if resume:
         state = checkpoints.restore(state).state
-    step = jax.jit(
-        partial(train_step, optimizer=optimizer, config=config),
-        donate_argnums=0,
-        out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None),
-    )
+    step = jitted_step(optimizer, replace(config, mesh=mesh), state)
     there, here = place(mesh, target), jax.device_put(batch, sharding(mesh, "batch"))
     window = []
     while int(state.step) < 3:

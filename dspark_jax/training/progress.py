@@ -45,6 +45,8 @@ class Display:
         )
         if values["skipped"]:
             numbers += f"  skipped {values['skipped']:.0%}"
+        if values.get("rows_skipped"):
+            numbers += f"  rows skipped {values['rows_skipped']:.1%}"
         self._bar.update(self._task, completed=step, numbers=numbers)
         if not self._live:
             pace = (time.monotonic() - self._began) / max(step - self._first, 1)

@@ -1,6 +1,6 @@
 """One pure training step: the frozen target reads the batch, the drafter learns to guess its continuations."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,14 +61,15 @@ def train_step(
     """One update from one batch.
 
     The target is an argument, never a constant of the compiled program, and its features are computed here: nothing
-    is cached. Each loss term is divided by its weight sum over the whole batch, in however many parts that is. A step
-    whose loss or gradient is not finite changes no parameter and no optimizer state; it counts under "skipped" and in
-    no other mean.
+    is cached. Each loss term is divided by its weight sum over the whole batch, in however many parts that is. Nothing
+    is learnt from a row of which the target's outputs are not finite; it counts under "rows_skipped". A step without
+    other rows, or whose loss or gradient is not finite, changes no parameter and no optimizer state; it counts under
+    "skipped" and in no other mean.
     """
     with on_mesh(config.mesh):
-        value, terms, grads = _gradient(state, target, batch, config)
+        value, terms, rows_skipped, grads = _gradient(state, target, batch, config)
     norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(value) & jnp.isfinite(norm)
+    finite = jnp.isfinite(value) & jnp.isfinite(norm) & (rows_skipped.sum < rows_skipped.count)
     updates, opt_state = optimizer.update(
         grads,
         state.opt_state,
@@ -83,47 +84,72 @@ def train_step(
     )
     metrics = named(terms) | {"loss": _once(value), "grad_norm": _once(norm)}
     metrics = _choose(finite, metrics, jax.tree.map(jnp.zeros_like, metrics))
-    return after, metrics | {"skipped": _once(~finite), "tokens": _once(jnp.sum(batch.segments_BT > 0))}
+    metrics |= {"skipped": _once(~finite), "rows_skipped": rows_skipped}
+    return after, metrics | {"tokens": _once(jnp.sum(batch.segments_BT > 0))}
 
 
-def _gradient(state: TrainState, target: Target, batch: Batch, config: StepConfig) -> tuple[Array, Terms, Any]:
-    """The loss, its terms and its gradient, over the whole batch."""
+def _gradient(state: TrainState, target: Target, batch: Batch, config: StepConfig) -> tuple[Array, Terms, Mean, Any]:
+    """The loss, its terms, the share of rows left out of it, and its gradient, over the whole batch."""
     # The key belongs to the batch number, so a resumed run draws the anchors an uninterrupted one would.
     key = jax.random.fold_in(state.key, state.step)
     drawn = config.objective.draw(_rows(batch), key)
     counts = config.objective.counts(state.drafter, drawn)
 
-    def loss(masters: Drafter, part: Any) -> tuple[Array, Terms]:
-        terms = _terms(masters, target, part, config)
-        return config.objective.loss(_over(terms, counts)), terms
+    def loss(masters: Drafter, part: Any) -> tuple[Array, tuple[Terms, Mean]]:
+        terms, rows_skipped = _terms(masters, target, part, config)
+        return config.objective.loss(_over(terms, counts)), (terms, rows_skipped)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient(state.drafter, part)), None
 
     gradient = jax.value_and_grad(loss, has_aux=True)
     if config.accumulate == 1:
-        (value, terms), grads = gradient(state.drafter, drawn)
+        (value, (terms, rows_skipped)), grads = gradient(state.drafter, drawn)
     else:
-        zero = ((jnp.zeros(()), counts), jax.tree.map(jnp.zeros_like, state.drafter))
+        none = Mean(sum=jnp.zeros(()), count=jnp.zeros(()))
+        zero = ((jnp.zeros(()), (counts, none)), jax.tree.map(jnp.zeros_like, state.drafter))
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zero)
-        ((value, terms), grads), _ = lax.scan(add, zero, jax.tree.map(partial(_parts, config.accumulate), drawn))
-    return value, terms, grads
+        ((value, (terms, rows_skipped)), grads), _ = lax.scan(
+            add, zero, jax.tree.map(partial(_parts, config.accumulate), drawn)
+        )
+    return value, terms, rows_skipped, grads
 
 
 def measure(masters: Drafter, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> Terms:
     """The loss terms of one batch, the drafter computed in config.dtype; `key` decides what the objective draws."""
     with on_mesh(config.mesh):
-        return _terms(masters, target, config.objective.draw(_rows(batch), key), config)
+        return _terms(masters, target, config.objective.draw(_rows(batch), key), config)[0]
 
 
 def _rows(batch: Batch) -> Rows:
     return Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.segments_BT)))
 
 
-def _terms(masters: Drafter, target: Target, drawn: Any, config: StepConfig) -> Terms:
+def _terms(masters: Drafter, target: Target, drawn: Any, config: StepConfig) -> tuple[Terms, Mean]:
+    """The terms, and the share of rows left out of them."""
     drafter, drawn = cast(masters, config.dtype), constrain(drawn, "batch")
     seen = target.encode(drawn.rows.tokens_BT, drafter.tapped_layers, drawn.rows.starts_BT)
-    return config.objective.terms(drafter, target.vocabulary, drawn, seen)
+    sound_B = _finite_rows(seen.features_BTE) & _finite_rows(seen.hidden_BTD)
+    # Not just unsupervised: a gradient of 0 times something infinite would not be 0.
+    drawn = replace(
+        drawn,
+        rows=replace(
+            drawn.rows,
+            tokens_BT=jnp.where(sound_B[:, None], drawn.rows.tokens_BT, 0),
+            loss_mask_BT=drawn.rows.loss_mask_BT & sound_B[:, None],
+        ),
+    )
+    seen = replace(
+        seen,
+        features_BTE=jnp.where(sound_B[:, None, None], seen.features_BTE, 0),
+        hidden_BTD=jnp.where(sound_B[:, None, None], seen.hidden_BTD, 0),
+    )
+    unsound = Mean(sum=jnp.sum(~sound_B, dtype=jnp.float32), count=jnp.asarray(sound_B.size, jnp.float32))
+    return config.objective.terms(drafter, target.vocabulary, drawn, seen), unsound
+
+
+def _finite_rows(x_BTD: Array) -> Array:
+    return jnp.all(jnp.isfinite(x_BTD), axis=(1, 2))
 
 
 def _over(terms: Terms, counts: Terms) -> Terms:

@@ -14,6 +14,7 @@ from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.objective import LossWeights
 from dspark_jax.interop.huggingface import load_target
+from dspark_jax.targets.model import Target
 from dspark_jax.training.draft import draft_config
 from dspark_jax.training.objective import BlockObjective
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
@@ -87,6 +88,7 @@ def test_a_batch_that_is_not_finite_is_counted_and_not_applied(step, start, targ
     poisoned = batch._replace(tokens_BT=np.where(np.arange(16) == 9, POISON, batch.tokens_BT).astype(np.int32))
 
     after, metrics = step(start, broken, poisoned)
+    assert summarise([metrics])["rows_skipped"] == 1.0
     assert same((after.drafter, after.opt_state), (start.drafter, start.opt_state))
     assert int(after.step) == 1
     values = summarise([metrics])
@@ -99,6 +101,30 @@ def test_a_batch_that_is_not_finite_is_counted_and_not_applied(step, start, targ
     assert summarise([metrics])["skipped"] == 0.0
     assert same(onward.drafter, expected.drafter)
     assert not same(onward.drafter, start.drafter)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_d_43_a_row_that_is_not_finite_is_counted_and_the_others_are_learnt_as_without_it(
+    start, target, batch, optimizer, accumulate, monkeypatch
+):
+    encode = Target.encode
+
+    def overflowing(self, tokens_BT, *how):
+        out = encode(self, tokens_BT, *how)
+        return replace(out, features_BTE=jnp.where((tokens_BT == POISON)[..., None], jnp.inf, out.features_BTE))
+
+    monkeypatch.setattr(Target, "encode", overflowing)
+    tokens = np.array(batch.tokens_BT)
+    tokens[1, 9] = POISON
+    config = StepConfig(objective=OBJECTIVE, dtype=jnp.dtype(jnp.float32), accumulate=accumulate)
+    step = jax.jit(partial(train_step, optimizer=optimizer, config=config))
+    _, metrics = step(start, target, batch._replace(tokens_BT=tokens))
+    _, expected = step(start, target, batch._replace(loss_mask_BT=batch.loss_mask_BT & (np.arange(4) != 1)[:, None]))
+    values, others = summarise([metrics]), summarise([expected])
+    assert (values["rows_skipped"], values["skipped"], others["rows_skipped"]) == (0.25, 0.0, 0.0)
+    # Anchors are drawn alike; the means are those of the other rows.
+    np.testing.assert_allclose([values["ce"], values["l1"]], [others["ce"], others["l1"]], rtol=1e-5)
+    assert values["grad_norm"] > 0
 
 
 def test_a_skipped_step_does_not_move_the_means_of_its_window(step, start, target, batch):

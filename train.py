@@ -1,13 +1,14 @@
 """Train a drafter: python train.py --config tiny [--set optimizer.learning_rate=3e-4 ...] [--dry-run]"""
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
 
+from dspark_jax.training.compile_ahead import compile_ahead
 from dspark_jax.training.config import find_config
 from dspark_jax.training.dry_run import dry_run
-from dspark_jax.training.hosts import add_flags, join
+from dspark_jax.training.flags import read_flags
+from dspark_jax.training.hosts import join
 from dspark_jax.training.loop import Stopped, train
 from dspark_jax.training.overrides import apply_overrides
 
@@ -15,19 +16,13 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def main() -> int | None:
-    parser = argparse.ArgumentParser(description="Train a drafter for a frozen target. Run it again to resume.")
-    parser.add_argument("--config", required=True, help="a name in configs/, or a path to a Python file")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="for example steps=100")
-    parser.add_argument("--run-dir", type=Path, help="where the run lives (default: runs/<config>)")
-    parser.add_argument("--fresh", action="store_true", help="delete what the run has written and start again")
-    parser.add_argument("--dry-run", action="store_true", help="print sizes and sharding and run nothing")
-    parser.add_argument("--topology", help="the machine of a dry run, for example v5e:8x8 or h200:8")
-    add_flags(parser)
-    flags = parser.parse_args()
+    flags = read_flags()
     try:
         config = apply_overrides(find_config(flags.config, CONFIGS), flags.set)
         if flags.dry_run:
             return dry_run(config, flags.topology, print)
+        if flags.topology:
+            return compile_ahead(config, flags.topology, flags.optimization, print)
         join(flags)
         run_dir = flags.run_dir or Path("runs") / Path(flags.config).stem
         command = shlex.join(["python", *(argument for argument in sys.argv if argument != "--fresh")])

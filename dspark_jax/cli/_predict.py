@@ -1,13 +1,9 @@
 """`dspark profile --topology`: a step curve from shapes alone."""
 
 import argparse
-import importlib.util
 import os
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 
 from dspark_jax.cli._meter import Meter
@@ -19,9 +15,10 @@ from dspark_jax.engine.assembly import ACCELERATOR_BATCH, NO_DRAFT, USUAL_LEN, s
 from dspark_jax.engine.scheduling import profile_path
 from dspark_jax.interop.drafters import load_config
 from dspark_jax.targets.model import TargetSpec
+from dspark_jax.training.compiler import compilers, require_libtpu
 from dspark_jax.training.draft import DrafterConfig, DSparkShape, draft_config
 from dspark_jax.training.known_targets import target_facts
-from dspark_jax.training.roofline import ENVIRONMENT, Subject, fingerprint_of, predicted_round, tpu_kind
+from dspark_jax.training.roofline import Subject, fingerprint_of, predicted_round, tpu_kind
 
 _SPANS = (256, 2048)
 
@@ -34,8 +31,7 @@ def predict(args: argparse.Namespace, say: Say) -> tuple[Path, Profile]:
     Only config files are read: weights are shapes.
     """
     kind = tpu_kind(args.topology)
-    if importlib.util.find_spec("libtpu") is None:
-        raise ValueError("--topology needs libtpu: install it with pip install 'jax[tpu]'")
+    require_libtpu()
     spec = target_facts(args.target).spec
     subject = Subject(
         kind=kind,
@@ -49,7 +45,7 @@ def predict(args: argparse.Namespace, say: Say) -> tuple[Path, Profile]:
     spans = tuple(sorted({min(span, longest) for span in args.spans or _SPANS}))
     say(f"Compiling for one device of {args.topology}; nothing is measured ...")
     total = sum(len(plans(rows, block)) for rows, _ in states(max_batch, spans))
-    with _compiler() as pool, Meter("rounds", total=total) as meter:
+    with compilers(max(1, (os.cpu_count() or 1) // 2)) as pool, Meter("rounds", total=total) as meter:
         fingerprint = pool.submit(fingerprint_of, subject).result()
         path = args.out or profile_path(fingerprint, predicted=True)
 
@@ -78,22 +74,3 @@ def _drafter(args: argparse.Namespace, spec: TargetSpec, say: Say) -> DrafterCon
         return load_config(directory, spec)
     say(f"No drafter is shipped for {args.target}: a DSpark drafter of the usual shape is taken.")
     return draft_config(DSparkShape(mask_token_id=0), spec)
-
-
-@contextmanager
-def _compiler() -> Generator[ProcessPoolExecutor]:
-    """Processes of their own: libtpu and JAX read their environment once, when they start."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
-    try:
-        pool = ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // 2), mp_context=get_context("spawn"))
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

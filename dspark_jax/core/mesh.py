@@ -1,5 +1,6 @@
 """The device mesh, and the one table from logical axis names to mesh axes."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
@@ -81,3 +82,24 @@ def constrain(x: Tree, *axes: str | None) -> Tree:
     if mesh.empty:
         return x
     return jax.lax.with_sharding_constraint(x, sharding(mesh, *axes))
+
+
+def gathered(module: Module) -> Module:
+    """The module with its parameters whole along `model`, for a loop that would else gather them at every turn."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return module
+
+    def one(param: nnx.Variable) -> nnx.Variable:
+        axes = (None if axis == "model" else axis for axis in param.get_metadata()["axes"])
+        return param.replace(jax.lax.with_sharding_constraint(param[...], sharding(mesh, *axes)))
+
+    return jax.tree.map(one, module, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def ways(axis: str) -> int:
+    """How many parts arrays are split in along this logical name; 1 off a mesh."""
+    mesh, over = jax.sharding.get_abstract_mesh(), RULES[axis]
+    if mesh.empty or over is None:
+        return 1
+    return math.prod(mesh.shape[name] for name in ((over,) if isinstance(over, str) else over))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dspark_jax.core.arrays import Array, Float, Int, pytree
+from dspark_jax.core.mesh import constrain, gathered, ways
 from dspark_jax.nn.layers import Vocabulary
 from dspark_jax.ops.losses import Compared, compare
 
@@ -45,7 +46,7 @@ def compare_laws(vocabulary: Vocabulary, trained: Trained, positions: Positions,
         x = jnp.pad(x, [(0, 0), (0, padding), *[(0, 0)] * (x.ndim - 2)])
         return x.reshape(x.shape[0], -1, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-    compared = _over_chunks(vocabulary, trained, jax.tree.map(chunked, positions))
+    compared = _over_chunks(gathered(vocabulary), trained, jax.tree.map(chunked, positions))
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :length], compared)
 
 
@@ -66,6 +67,11 @@ def _forward(vocabulary: Vocabulary, trained: Trained, chunks: Positions):
 
 def _backward(kept: tuple[Vocabulary, Trained, Positions], cotangents: Compared):
     vocabulary, trained, chunks = kept
+    # Devices that share the rows add up what they have after the last chunk, not after each.
+    shares = ways("batch")
+
+    def by_share(x: Array) -> Array:
+        return x.reshape(shares, -1, *x.shape[1:])
 
     def one(total: Trained, part: tuple[Positions, Compared]) -> tuple[Trained, Positions]:
         positions, given = part
@@ -75,15 +81,16 @@ def _backward(kept: tuple[Vocabulary, Trained, Positions], cotangents: Compared)
         dtype = positions.hidden_BND.dtype
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
         narrow, to_latent, to_w2 = wide.astype(dtype), None, None
-        if trained.w2_VR is not None:
+        if trained.w2_VR is not None and positions.latent_BNR is not None:
             to_latent = product("bnv,vr->bnr", narrow, trained.w2_VR).astype(dtype)
-            to_w2 = product("bnv,bnr->vr", narrow, positions.latent_BNR)
-        to_bias = None if trained.draft_bias_V is None else jnp.sum(wide, axis=(0, 1))
+            to_w2 = product("sbnv,sbnr->svr", by_share(narrow), by_share(positions.latent_BNR))
+        to_bias = None if trained.draft_bias_V is None else jnp.sum(by_share(wide), axis=(1, 2))
         if (cap := vocabulary.spec.soft_cap) is not None:
             narrow = (wide * (1 - (base / cap) ** 2)).astype(dtype)
         head, axes = (vocabulary.embedding, "vd") if vocabulary.head is None else (vocabulary.head, "dv")
         to_hidden = product(f"bnv,{axes}->bnd", narrow, head[...]).astype(dtype)
         total = jax.tree.map(jnp.add, total, Trained(w2_VR=to_w2, draft_bias_V=to_bias))
+        total = constrain(total, "batch", "vocab")
         # None is the gradient of what has none.
         return total, Positions(
             hidden_BND=to_hidden,
@@ -92,9 +99,9 @@ def _backward(kept: tuple[Vocabulary, Trained, Positions], cotangents: Compared)
             labels_BN=None,
         )
 
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
+    start = jax.tree.map(lambda leaf: jnp.zeros((shares, *leaf.shape), jnp.float32), trained)
     total, to_chunks = lax.scan(one, start, (chunks, cotangents))
-    to_trained = jax.tree.map(lambda sum, leaf: sum.astype(leaf.dtype), total, trained)
+    to_trained = jax.tree.map(lambda sums, leaf: jnp.sum(sums, axis=0).astype(leaf.dtype), total, trained)
     return None, to_trained, to_chunks
 
 

@@ -69,7 +69,7 @@ def plan_run(config: TrainConfig, spec: TargetSpec, topology: Topology) -> Plan:
     require_batch(config, ways)
     drafter_config = draft_config(config.drafter, spec)
     target = _target_parts(spec, config.dtype)
-    state = _abstract_state(drafter_config, config.optimizer)
+    state = abstract_state(drafter_config, config.optimizer)
     drafter, moments = (_Part(module=state.drafter),), (_Part(module=state.opt_state),)
     rows = config.batch_size // ways // config.accumulate
     masters = _device_bytes(mesh, drafter)
@@ -121,7 +121,7 @@ def _target_parts(spec: TargetSpec, dtype: DType) -> tuple[_Part, ...]:
 
 
 @lru_cache(maxsize=8)
-def _abstract_state(drafter_config: DrafterConfig, optimizer: OptimizerConfig) -> TrainState:
+def abstract_state(drafter_config: DrafterConfig, optimizer: OptimizerConfig) -> TrainState:
     drafter = nnx.eval_shape(lambda: new_drafter(drafter_config, rngs=nnx.Rngs(0), dtype=jnp.float32))
     update = build_optimizer(optimizer, _STEPS)
     return jax.eval_shape(lambda drafter: init_state(drafter, update, jax.random.key(0)), drafter)

@@ -1,6 +1,5 @@
 """The compiled training step of a config, for devices that are here or not."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ def step_config(config: TrainConfig, mesh: Mesh) -> StepConfig:
     return StepConfig(objective=objective, dtype=config.dtype, accumulate=config.accumulate, mesh=mesh)
 
 
-def jitted_step(optimizer: optax.GradientTransformation, config: StepConfig, state: Any) -> Callable:
+def jitted_step(optimizer: optax.GradientTransformation, config: StepConfig, state: Any) -> jax.stages.Wrapped:
     """train_step, which may use the state's memory for the next; `state` is of arrays, or of shapes that are placed."""
     assert config.mesh is not None
     return jax.jit(

@@ -33,16 +33,6 @@ _SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2
 OVERHEAD = 1e-4
 """Seconds of a round that no roofline shows: its launch, and the host's part."""
 
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-}
-"""What a process that compiles has to find when it starts."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:

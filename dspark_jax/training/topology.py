@@ -11,11 +11,12 @@ from dspark_jax.core.mesh import MESH_AXES
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """Of each device as JAX counts devices, of which a chip has `devices`: hbm in bytes, bandwidth of it in bytes a
-    second, flops of dense bfloat16 products a second."""
+    """Of each device as JAX counts devices, of which a chip has `devices`: hbm in bytes, bandwidth of it and of all its
+    links to other devices (one way) in bytes a second, flops of dense bfloat16 products a second."""
 
     hbm: float
     bandwidth: float
+    links: float
     flops: float
     devices: int = 1
 
@@ -27,12 +28,12 @@ class Accelerator:
 # The vendors' figures, read as decimal gigabytes: cloud.google.com/tpu/docs/v4, v5e, v5p, v6e and tpu7x (whose chips
 # have two devices), NVIDIA's data sheet of the H200.
 ACCELERATORS = {
-    "v4": Accelerator(hbm=32e9, bandwidth=1228e9, flops=275e12),
-    "v5e": Accelerator(hbm=16e9, bandwidth=819e9, flops=197e12),
-    "v5p": Accelerator(hbm=95e9, bandwidth=2765e9, flops=459e12),
-    "v6e": Accelerator(hbm=32e9, bandwidth=1638e9, flops=918e12),
-    "tpu7x": Accelerator(hbm=96e9, bandwidth=3690e9, flops=1153.5e12, devices=2),
-    "h200": Accelerator(hbm=141e9, bandwidth=4800e9, flops=989e12),
+    "v4": Accelerator(hbm=32e9, bandwidth=1228e9, links=300e9, flops=275e12),
+    "v5e": Accelerator(hbm=16e9, bandwidth=819e9, links=200e9, flops=197e12),
+    "v5p": Accelerator(hbm=95e9, bandwidth=2765e9, links=600e9, flops=459e12),
+    "v6e": Accelerator(hbm=32e9, bandwidth=1638e9, links=400e9, flops=918e12),
+    "tpu7x": Accelerator(hbm=96e9, bandwidth=3690e9, links=300e9, flops=1153.5e12, devices=2),
+    "h200": Accelerator(hbm=141e9, bandwidth=4800e9, links=450e9, flops=989e12),
 }
 
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from dspark_jax.cli import _predict
 from dspark_jax.cli import profile as verb
 from dspark_jax.cli._step_curve import chosen
 from dspark_jax.cli.main import main
@@ -16,6 +15,7 @@ from dspark_jax.decoding.profile_file import load_profile
 from dspark_jax.engine.assembly import load_model
 from dspark_jax.engine.launch import parse_arguments
 from dspark_jax.interop.smollm2 import cache_root
+from dspark_jax.training import compiler
 
 SPANS = (256, 518)
 
@@ -111,7 +111,7 @@ def test_a_prediction_says_that_it_is_one(flags, tmp_path, capsys, monkeypatch):
         def shutdown(self, cancel_futures):
             assert cancel_futures
 
-    monkeypatch.setattr(_predict, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(compiler, "ProcessPoolExecutor", Pool)
     out = tmp_path / "v6e.json"
     assert main(["profile", *flags, "--topology", "v6e:2x2", "--max-batch", "1", "--out", str(out)]) == 0
     assert (

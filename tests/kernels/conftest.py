@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dspark_jax.training.roofline import ENVIRONMENT
+from dspark_jax.training.compiler import ENVIRONMENT
 
 PRELUDE = r"""
 import json

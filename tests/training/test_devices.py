@@ -31,6 +31,7 @@ from dspark_jax.training.program import jitted_step
 from dspark_jax.training.report import summarise
 from dspark_jax.training.setup import place
 from dspark_jax.training.step import StepConfig, init_state
+from dspark_jax.training.traffic import traffic
 
 target = load_target(Path(sys.argv[1]))
 shape = DSparkShape(
@@ -55,8 +56,8 @@ def trained(mesh, resume=False):
     state = place(mesh, init_state(drafter, optimizer, jax.random.key(0)))
     if resume:
         state = checkpoints.restore(state).state
-    step = jitted_step(optimizer, replace(config, mesh=mesh), state)
     there, here = place(mesh, target), jax.device_put(batch, sharding(mesh, "batch"))
+    step = jitted_step(optimizer, replace(config, mesh=mesh), state).lower(state, there, here).compile()
     window = []
     while int(state.step) < 3:
         state, metrics = step(state, there, here)
@@ -65,25 +66,31 @@ def trained(mesh, resume=False):
             checkpoints.save(2, state, {}, {})
             checkpoints.wait()
     split = sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.drafter))
-    return jax.device_get(jax.tree.leaves(state.drafter)), summarise(window), split
+    return jax.device_get(jax.tree.leaves(state.drafter)), summarise(window), split, traffic(step.as_text()).collectives
 
 
 checkpoints = Checkpoints(Path(sys.argv[2]), CheckpointConfig())
-one, metrics, _ = trained(make_mesh(devices=jax.devices()[:1]))
+one, metrics, *_ = trained(make_mesh(devices=jax.devices()[:1]))
 moved = max(np.abs(a - b).max() for a, b in zip(one, jax.tree.leaves(drafter), strict=True))
 assert moved > 1e-3, moved
 for mesh, expect_split in ((make_mesh(), False), (make_mesh(fsdp=2, tensor=2), True)):
     assert mesh.size == 4
-    several, theirs, split = trained(mesh)
+    several, theirs, split, _ = trained(mesh)
     assert (split > 0) == expect_split, split
     for a, b in zip(one, several, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
     for name in metrics:
         np.testing.assert_allclose(metrics[name], theirs[name], rtol=2e-5, err_msg=name)
 for devices, fsdp in ((1, 1), (2, 2)):
-    resumed, _, _ = trained(make_mesh(fsdp=fsdp, devices=jax.devices()[:devices]), resume=True)
+    resumed, *_, collectives = trained(make_mesh(fsdp=fsdp, devices=jax.devices()[:devices]), resume=True)
     for a, b in zip(one, resumed, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+    if fsdp == 2:
+        # Weights are gathered: without its constraints the step adds up activations, 27 times and 105 kB.
+        count, size = collectives["all-reduce"]
+        assert collectives["all-gather"][0] > count, collectives
+        assert count < 20, collectives
+        assert size < 30_000, collectives
 checkpoints.close()
 print("same")
 """

@@ -8,8 +8,8 @@ import pytest
 
 from dspark_jax.decoding.profile import Shape
 from dspark_jax.decoding.rejection import Rule
+from dspark_jax.training.compiler import ENVIRONMENT
 from dspark_jax.training.roofline import (
-    ENVIRONMENT,
     OVERHEAD,
     Subject,
     fingerprint_of,

@@ -82,20 +82,19 @@ class Planner:
             needed = len(requests) + self._block * len(pinned)
             options = [o for o in options if o.plan.drafts == self._block and o.tokens >= needed]
         others = [self._survival(request) for request in drafting if not request.pinned]
-        survival_BK = np.stack(others) if others else np.zeros((0, self._block))
-        # Expected gains by how much is drafted, the likeliest first.
-        gains = {
-            drafts: np.concatenate([[0.0], np.cumsum(np.sort(survival_BK[:, :drafts].ravel())[::-1])])
-            for drafts in {option.plan.drafts for option in options}
-        }
+        survival_BK = np.concatenate(others or [self._prior_K[:0]]).reshape(-1, self._block)
+        # Drafts kept of shorter blocks, and of the drafts that rank highest.
+        kept_K = np.cumsum(survival_BK.sum(axis=0)).tolist()
+        ranked_N = np.cumsum(np.sort(survival_BK, axis=None)[::-1])
         certain = len(requests) + sum(float(np.sum(self._survival(request))) for request in pinned)
 
         def rate(option: _Option) -> float:
             if option is without:
                 return len(requests) / option.seconds
-            budget = option.tokens - len(requests) - self._block * len(pinned)
-            expected_N = gains[option.plan.drafts]
-            return (certain + expected_N[min(max(budget, 0), len(expected_N) - 1)]) / option.seconds
+            if not option.plan.sizes:
+                return (certain + kept_K[(option.plan.drafts or 0) - 1]) / option.seconds
+            budget = min(option.tokens - len(requests) - self._block * len(pinned), len(ranked_N))
+            return (certain + (ranked_N[budget - 1] if budget > 0 else 0.0)) / option.seconds
 
         # Below the knee nothing pays but verifying everything, at the least cost. And programs that take turns run
         # slower than one that runs again.

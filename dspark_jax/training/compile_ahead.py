@@ -135,7 +135,7 @@ def report(compiled: Compiled, flops: Flops, kind: str, machine: Topology, confi
     tokens = config.batch_size * config.sequence_length
     share = flops.needed / machine.devices / chip.flops / seconds
     yield f"  {'step':<46} {seconds:8.2f} s, {tokens / seconds:,.0f} tokens/s"
-    yield f"  {'model flops utilisation, at most':<46} {share:8.1%} ({flops.needed / 1e15:,.1f} PFLOP a step)"
+    yield f"  {'model flops utilisation':<46} {share:8.1%} ({flops.needed / 1e15:,.1f} PFLOP a step)"
 
 
 def _placed(mesh: Mesh, tree: Any) -> Any:

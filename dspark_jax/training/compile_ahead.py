@@ -98,11 +98,13 @@ def compile_step(config: TrainConfig, spec: TargetSpec, topology: str, level: st
 
 def refusal(message: str) -> str:
     """The compiler's error in a sentence: of memory that ran out, how much was wanted."""
-    wanted = re.search(r"Used (\S+) of (\S+) hbm", message)
+    # Of the whole program, and of its temporaries where they alone are too many.
+    wanted = re.search(r"Used (\S+) of (\S+) hbm|temporaries \((\S+)\) exceeds available HBM \((\S+)\)", message)
     if wanted is None:
         return message.splitlines()[0]
+    needed, there = (wanted[1], wanted[2]) if wanted[1] else (wanted[3], wanted[4])
     return (
-        f"it takes {wanted[1]} of the {wanted[2]} that a device has; set a larger accumulate, remat=layer, a larger "
+        f"it takes {needed} of the {there} that a device has; set a larger accumulate, remat=layer, a larger "
         "fsdp or tensor, or take more devices"
     )
 

@@ -102,6 +102,11 @@ def test_the_report_takes_the_longest_limit():
 def test_what_the_compiler_refuses_is_one_sentence():
     message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 24.50G of 15.75G hbm. Exceeded\nmore"
     assert "it takes 24.50G of the 15.75G that a device has; set a larger accumulate" in refusal(message)
+    message = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (33.54G) exceeds "
+        "available HBM (15.75G)."
+    )
+    assert "it takes 33.54G of the 15.75G that a device has" in refusal(message)
     assert refusal("INTERNAL: no\nmore") == "INTERNAL: no"
 
 

@@ -1,6 +1,7 @@
 """Serving with the calibration that lies beside a drafter."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 import dspark_jax
 from dspark_jax.decoding.calibration_file import Calibration, Measured, write_calibration
 from dspark_jax.decoding.fitted import Fitted
+from dspark_jax.decoding.scheduler import Threshold
 from dspark_jax.engine.assembly import load_model
 from dspark_jax.engine.calibrated import load_estimator
 from dspark_jax.engine.engine import Engine
 from dspark_jax.engine.launch import main, parse_arguments
 from dspark_jax.engine.refitting import RefittingSlots
+from dspark_jax.engine.scheduling import Scheduling
 from dspark_jax.interop.fingerprint import drafter_fingerprint
 
 BLOCK = 5
@@ -68,8 +71,11 @@ def test_slots_are_made_with_it_and_learn_where_asked(loaded, monkeypatch):
     model.engine(max_queue=1)
     model.engine(max_queue=1, refit_every=10)
     model.engine(max_queue=1, refit_every=10, drafting=False)
-    fixed, learning, plain = made
-    np.testing.assert_array_equal(fixed.estimator.weights_KF, model.estimator.weights_KF)
+    replace(model, scheduling=Scheduling(policy=Threshold(confidence=0.5))).engine(max_queue=1)
+    fixed, learning, plain, follows = made
+    np.testing.assert_array_equal(follows.estimator.weights_KF, model.estimator.weights_KF)
+    # Nothing looks at confidences here, so they are the cheapest.
+    np.testing.assert_array_equal(fixed.estimator.weights_KF, np.ones((BLOCK, 1)))
     assert isinstance(learning, RefittingSlots)
     assert not isinstance(plain, RefittingSlots)
 

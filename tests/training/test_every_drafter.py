@@ -61,7 +61,7 @@ def small_gemma(golden_folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("dspark_rnn", "dflash"))) for name in SHAPES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("dspark_rnn", "dflash", "mtp"))) for name in SHAPES]
 )
 def test_two_steps_from_start_to_exported_drafter(name, small_config, small_target, small_gemma, tmp_path):
     evaluation = replace(small_config.evaluation, every=2, new_tokens=4, temperatures=(1.0,))
@@ -104,7 +104,7 @@ def test_the_loss_falls_on_a_batch_it_sees_often(name, target, batch):
     assert losses[-1] < 0.8 * losses[0]
 
 
-@pytest.mark.parametrize("name", ["dspark_gated", "eagle3"])
+@pytest.mark.parametrize("name", ["dspark_gated", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_d_41_parts_of_a_batch_add_up_to_the_whole(name, target, batch):
     """By plain gradient descent: what the step subtracts is the gradient. Rows have unlike weights."""
     rng = np.random.default_rng(1)

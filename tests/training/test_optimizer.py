@@ -14,6 +14,9 @@ from dspark_jax.training.setup import place
 STEPS, WARMUP = 200, 8  # 4 % of 200
 
 
+KINDS = ("adafactor", "adamw", "muon", "sgd")
+
+
 @pytest.fixture
 def rates() -> np.ndarray:
     schedule = warmup_cosine(OptimizerConfig(), STEPS)
@@ -91,7 +94,11 @@ class Parameters(nnx.Module):
             setattr(self, name, nnx.Param(value, axes=axes))
 
 
-@pytest.mark.parametrize("name", sorted(optimizers()))
+@pytest.mark.parametrize(
+    "name",
+    # One of each kind; the others are alike.
+    [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in sorted(optimizers())],
+)
 def test_d_48_every_optimizer_moves_parameters_of_every_shape_as_fast_as_the_warm_up_says(name):
     params = Parameters()
     grads = jax.tree.map(lambda leaf: leaf + 0.1, params)

@@ -61,7 +61,8 @@ def small_gemma(golden_folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("dspark_rnn", "dflash", "mtp"))) for name in SHAPES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("dspark_rnn", "dflash", "mtp"))) for name in SHAPES],
 )
 def test_two_steps_from_start_to_exported_drafter(name, small_config, small_target, small_gemma, tmp_path):
     evaluation = replace(small_config.evaluation, every=2, new_tokens=4, temperatures=(1.0,))

@@ -86,7 +86,7 @@ class Programs:
         shape = RoundShape(plan, state.position_B.shape[0], state.cache.keys[0].shape[2], draws)
         key = shape, _guide_shape(guide)
         if key not in self._compiled:
-            self._compiled[key] = self._round.lower(self._weights, plan, state, guide).compile()
+            self._compiled[key] = self.lower(plan, state, guide, draws).compile()
         state, out = self._compiled[key](self._weights, state, guide)
         return replace(state, law=replace(state.law, draws=law.draws)), out
 

@@ -4,7 +4,11 @@
 
 Every policy decodes the same real prompts with the same seeds at the same temperature, with a fixed number of
 requests live at all times; policies take turns within a repeat, so that a gain is a ratio inside one repeat. Only
-rounds are timed: prefill is the same for all. The step curve is measured at the start, for the shapes that run.
+rounds are timed: prefill is the same for all, and the first rounds of a run fill the batch and tell a policy what to
+expect. The step curve is measured at the start, for the shapes that run.
+
+"held" is two-step that may never leave the full block: what it takes longer than the longest fixed length is the cost
+of scheduling.
 """
 
 import argparse
@@ -12,7 +16,6 @@ import json
 import statistics
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -21,17 +24,22 @@ import jax
 import jax.numpy as jnp
 from prompts import read_sets
 
+from dspark_jax.decoding.flight import SlotRound
 from dspark_jax.decoding.measure import measure
 from dspark_jax.decoding.profile import Shape, StepCurve
+from dspark_jax.decoding.programs import RoundShape
 from dspark_jax.decoding.rejection import Rule
-from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Policy, Threshold, TwoStep
+from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Guide, Policy, Threshold, TwoStep
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
 from dspark_jax.drafters.base import Drafter, NoDrafter
 from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model, remember_compilations
+from dspark_jax.ops.sampling import Draws
 
 LENGTHS = (0, 1, 2, 3, 5, 7)
 THRESHOLD = 0.5
+HELD = "held"
+UNTIMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,8 @@ def main() -> int:
         for prompt in prompts
     ]
     prompts = [prompt for prompt in prompts if len(prompt) <= args.max_prompt]
+    if not prompts:
+        raise SystemExit(f"load: no prompt in {args.prompts} has at most {args.max_prompt} tokens; raise --max-prompt")
     loads = [Load(model, concurrency, args) for concurrency in args.concurrency]
     rows = []
     for load in loads:
@@ -106,26 +116,27 @@ class Load:
         self._state = concurrency, span
         self.policies: dict[str, Policy] = {f"fixed {k}": FixedLength(length=k) for k in LENGTHS if k <= block}
         self.policies |= {f"threshold {THRESHOLD}": Threshold(confidence=THRESHOLD)}
-        self.policies |= {"early stop": EarlyStop(interpolate=True), "two-step": TwoStep()}
+        self.policies |= {"early stop": EarlyStop(interpolate=True)}
+        self.policies |= {HELD: TwoStep(min_gain=1e9, rest=0), "two-step": TwoStep()}
         # One policy's guide differs from another's in shape alone, so a curve that is still to be measured will do.
         self._curve = StepCurve({Shape(concurrency, span, concurrency, d): 1.0 for d in (0, block)})
 
     def compile(self) -> None:
         """Compile the rounds of every policy."""
-        drafting = [self.slots(name).rounds_of([self._state]) for name in self.policies if self.drafts(name)]
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(self._drafting.programs.compile_rounds, chain.from_iterable(drafting))
-            self._plain.programs.compile_rounds(self._plain.rounds_of([self._state]))
-            waiting.result()
+        drafting = chain.from_iterable(self._rounds(self.slots(name)) for name in self.policies if self.drafts(name))
+        self._drafting.programs.compile_rounds(list(drafting))
+        self._plain.programs.compile_rounds(self._rounds(self._plain))
 
     def measure(self) -> None:
-        """Take in prompts once, and measure the step curve."""
-        for name in self.policies:
-            self.slots(name).warm_up()
+        """Measure the step curve."""
         measured = measure(
             self._drafting.programs, *self._state, block=self._block, rule=Rule.TOKEN, estimator=self.model.estimator
         )
         self._curve = StepCurve(dict(measured))
+
+    def _rounds(self, slots: DecodeSlots) -> list[tuple[RoundShape, Guide]]:
+        """Those of sampled requests, as all are here."""
+        return [(shape, guide) for shape, guide in slots.rounds_of([self._state]) if shape.draws is not Draws.GREEDY]
 
     def drafts(self, name: str) -> bool:
         """Whether this policy ever drafts."""
@@ -202,7 +213,7 @@ def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.N
         lengths.update(dict.fromkeys(handles, 0))
         slots.wait()
 
-    seconds, stats = 0.0, DecodeStats()
+    seconds, stats, rounds = 0.0, DecodeStats(), 0
     wanted = max(concurrency * args.tokens, args.least)
     admit(concurrency)
     refill = max(1, concurrency // 16)
@@ -210,9 +221,12 @@ def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.N
         start = time.perf_counter()
         # Nothing is in flight while prompts are taken in, so that no round runs beside the clock.
         outs = slots.drain() if slots.free >= refill else slots.step()
-        seconds += time.perf_counter() - start
+        took = time.perf_counter() - start
+        rounds += 1
+        if rounds > UNTIMED:
+            seconds += took
+            stats = sum(map(_counts, outs), stats)
         for out in outs:
-            stats += DecodeStats(rounds=1, proposed=out.proposed, verified=out.verified, accepted=out.accepted)
             lengths[out.handle] += len(out.tokens)
             if lengths[out.handle] >= args.max_new_tokens or load.model.stop_ids & set(out.tokens):
                 slots.release(out.handle)
@@ -222,6 +236,10 @@ def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.N
         slots.release(handle)
     slots.drain()
     return Run(seconds=seconds, stats=stats)
+
+
+def _counts(out: SlotRound) -> DecodeStats:
+    return DecodeStats(rounds=1, proposed=out.proposed, verified=out.verified, accepted=out.accepted)
 
 
 def _median(runs: list[Run]) -> float:

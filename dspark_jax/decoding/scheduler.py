@@ -58,7 +58,7 @@ class TwoStep:
     tokens per second. `rest`: rounds that a request whose drafts do not pay goes without, before it is tried again.
     """
 
-    min_gain: float = 0.05
+    min_gain: float = 0.02
     rest: int = 8
 
     def __post_init__(self) -> None:

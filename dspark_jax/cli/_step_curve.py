@@ -7,7 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dspark_jax.decoding.buckets import verify_sizes
-from dspark_jax.decoding.planner import Outlook, Planner
+from dspark_jax.decoding.outlook import Outlooks
+from dspark_jax.decoding.planner import Planner
 from dspark_jax.decoding.profile_file import Profile
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.scheduler import TwoStep
@@ -41,8 +42,10 @@ def chosen(profile: Profile, rows: int, span: int, confidence: float) -> int:
     """Tokens of the round that two-step verification plans for so many requests of equal confidence."""
     block, rule = profile.fingerprint.block, Rule(profile.fingerprint.rule)
     planner = Planner(TwoStep(), block=block, curve=profile.curve, rule=rule)
-    survival_K = confidence ** np.arange(1, block + 1)
-    plan = planner.plan(rows, span, [Outlook(survival_K=survival_K) for _ in range(rows)])
+    outlooks = Outlooks.empty(rows, block)
+    outlooks.live_B[:] = outlooks.known_B[:] = True
+    outlooks.survival_BK[:] = confidence ** np.arange(1, block + 1)
+    plan = planner.plan(span, outlooks)
     return plan.sizes[-1] if plan.sizes else rows * ((plan.drafts or 0) + 1)
 
 

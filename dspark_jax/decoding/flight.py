@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from dspark_jax.decoding.admission import Sampling
-from dspark_jax.decoding.planner import Outlook
 from dspark_jax.decoding.round import RoundOutput
 
 
@@ -19,9 +19,10 @@ class SlotRound(NamedTuple):
     proposed: int
     verified: int
     accepted: int
-    confidence: tuple[float, ...]
-    evidence: tuple[tuple[float, ...], ...] = ()
-    """What the confidence of each draft was estimated from."""
+    confidence: np.ndarray
+    """[K], of its drafts."""
+    evidence: np.ndarray = np.zeros((0, 0), np.float32)
+    """[K, F]: what they were estimated from."""
 
 
 @dataclass(eq=False)
@@ -32,7 +33,6 @@ class Live:
     sampling: Sampling
     length: int
     """Tokens known to be committed."""
-    outlook: Outlook
     in_flight: int = 0
     """Rounds started and not finished."""
 
@@ -56,18 +56,18 @@ class Flight:
 
 
 def slot_rounds(out: RoundOutput, rows: Sequence[tuple[int, Live]]) -> list[SlotRound]:
-    """What the round gave these requests."""
+    """What the round, read, gave these requests. Many requests wait for this: only tokens become Python's own."""
     tokens, counts, verified = out.tokens_BN.tolist(), out.count_B.tolist(), out.verified_B.tolist()
-    confidence, evidence = out.confidence_BK.tolist(), out.evidence_BKF.tolist()
+    confidence_BK, evidence_BKF = np.asarray(out.confidence_BK), np.asarray(out.evidence_BKF)
     return [
         SlotRound(
-            handle=live.handle,
-            tokens=tuple(tokens[row][: counts[row]]),
-            proposed=len(confidence[row]),
-            verified=verified[row],
-            accepted=counts[row] - 1,
-            confidence=tuple(confidence[row]),
-            evidence=tuple(map(tuple, evidence[row])),
+            live.handle,
+            tuple(tokens[row][: counts[row]]),
+            confidence_BK.shape[1],
+            verified[row],
+            counts[row] - 1,
+            confidence_BK[row],
+            evidence_BKF[row],
         )
         for row, live in rows
     ]

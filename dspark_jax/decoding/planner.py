@@ -5,12 +5,12 @@ optimum over the jagged curve anticipates nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from dspark_jax.decoding.buckets import switch_sizes, verify_sizes
+from dspark_jax.decoding.outlook import Outlooks
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import RoundPlan
@@ -20,19 +20,6 @@ from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Policy, Thresh
 _FRESHNESS = 0.5
 _PRIOR_FRESHNESS = 0.02
 _PRIOR_CONFIDENCE = 0.7
-
-
-@dataclass(eq=False)
-class Outlook:
-    """What is expected of one request's next drafts."""
-
-    pinned: bool = False
-    survival_K: np.ndarray | None = None
-    """a_1..a_K of its last drafted block; None before the first was read."""
-    gain: float = 0.0
-    """Drafts a round it can expect to keep."""
-    resting: int = 0
-    """Rounds it still goes without drafts."""
 
 
 class _Option(NamedTuple):
@@ -63,41 +50,37 @@ class Planner:
             case TwoStep():
                 return tuple(plan for plan, _ in two_step_plans(rows, self._block, self._policy, self._rule))
 
-    def plan(self, rows: int, span: int, requests: Sequence[Outlook]) -> RoundPlan:
-        """The plan of the next round of a state of this shape for these requests."""
+    def plan(self, span: int, outlooks: Outlooks) -> RoundPlan:
+        """The plan of the next round of a state of this span, for the requests in its rows."""
+        rows = len(outlooks.live_B)
         if not isinstance(self._policy, TwoStep):
             return self.plans(rows)[0]
-        drafting = [request for request in requests if request.pinned or not request.resting]
-        for request in requests:
-            if request.resting:
-                request.resting -= 1
-                if not request.resting:
-                    # What it showed before it rested is old; it is tried again as one of whom nothing is known.
-                    request.survival_K, request.gain = None, 0.0
+        drafting_B = self._drafting(outlooks)
         without, *options = self._options(rows, span)
-        if not drafting or not options:
+        if not drafting_B.any() or not options:
             return without.plan
-        pinned = [request for request in drafting if request.pinned]
+        requests, pinned_B = int(np.sum(outlooks.live_B)), drafting_B & outlooks.pinned_B
+        pinned = int(np.sum(pinned_B))
         if pinned:
-            needed = len(requests) + self._block * len(pinned)
+            needed = requests + self._block * pinned
             options = [o for o in options if o.plan.drafts == self._block and o.tokens >= needed]
-        others = [self._survival(request) for request in drafting if not request.pinned]
-        survival_BK = np.concatenate(others or [self._prior_K[:0]]).reshape(-1, self._block)
+        survival_BK = np.where(outlooks.known_B[:, None], outlooks.survival_BK, self._prior_K)
+        certain = requests + float(np.sum(survival_BK[pinned_B]))
+        survival_BK = survival_BK[drafting_B & ~pinned_B]
         # Drafts kept of shorter blocks, and of the drafts that rank highest.
         kept_K = np.cumsum(survival_BK.sum(axis=0)).tolist()
         ranked_N = np.cumsum(np.sort(survival_BK, axis=None)[::-1])
-        certain = len(requests) + sum(float(np.sum(self._survival(request))) for request in pinned)
 
         def rate(option: _Option) -> float:
             if option is without:
-                return len(requests) / option.seconds
+                return requests / option.seconds
             if not option.plan.sizes:
                 return (certain + kept_K[(option.plan.drafts or 0) - 1]) / option.seconds
-            budget = min(option.tokens - len(requests) - self._block * len(pinned), len(ranked_N))
+            budget = min(option.tokens - requests - self._block * pinned, len(ranked_N))
             return (certain + (ranked_N[budget - 1] if budget > 0 else 0.0)) / option.seconds
 
-        # Below the knee nothing pays but verifying everything, at the least cost. And programs that take turns run
-        # slower than one that runs again.
+        # Below the knee nothing pays but verifying everything, at the least cost. And budgets that promise about as
+        # much should not take turns.
         allowed = options if pinned else [without, *options]
         best = self._chosen.get((rows, span), options[-1])
         if best not in allowed:
@@ -107,28 +90,26 @@ class Planner:
             best = promising
         self._chosen[rows, span] = best
         if best is without:
-            for request in drafting:
-                request.resting = self._policy.rest
+            outlooks.resting_B[drafting_B] = self._policy.rest
         return best.plan
 
-    def learn(self, requests: Sequence[Outlook], confidence_BK: np.ndarray, rows: int, span: int) -> None:
-        """Take in a finished round's confidences, a row for each request; K = 0 after a round without drafts."""
-        known = confidence_BK.shape[1]
-        if not (isinstance(self._policy, TwoStep) and requests and known):
+    def learn(self, outlooks: Outlooks, picked: Sequence[int], confidence_RK: np.ndarray, rows: int, span: int) -> None:
+        """Take in confidences that a round in a state of (rows, span) had of the requests that are now in the picked
+        rows; K = 0 after a round without drafts."""
+        known = confidence_RK.shape[1]
+        if not (isinstance(self._policy, TwoStep) and len(picked) and known):
             return
-        survival_BK = np.cumprod(confidence_BK, axis=1, dtype=np.float64)
+        survival_RK = np.cumprod(confidence_RK, axis=1, dtype=np.float64)
         # Slots that were not drafted fall off as they do on average.
-        rest_BK = survival_BK[:, -1:] * self._prior_K[known:] / self._prior_K[known - 1]
-        survival_BK = np.concatenate([survival_BK, rest_BK], axis=1)
-        freshness = 1 - (1 - _PRIOR_FRESHNESS) ** len(requests)
-        self._prior_K = (1 - freshness) * self._prior_K + freshness * survival_BK.mean(axis=0)
-        break_even = self._break_even(rows, span)
-        for request, survival_K, gain in zip(requests, survival_BK, survival_BK.sum(axis=1).tolist(), strict=True):
-            request.survival_K = survival_K
-            first_time = request.gain == 0
-            request.gain = gain if first_time else _FRESHNESS * gain + (1 - _FRESHNESS) * request.gain
-            if request.gain < break_even:
-                request.resting = self._policy.rest
+        rest_RK = survival_RK[:, -1:] * self._prior_K[known:] / self._prior_K[known - 1]
+        survival_RK = np.concatenate([survival_RK, rest_RK], axis=1)
+        freshness = 1 - (1 - _PRIOR_FRESHNESS) ** len(picked)
+        self._prior_K = (1 - freshness) * self._prior_K + freshness * survival_RK.mean(axis=0)
+        gain_R, before_R = survival_RK.sum(axis=1), outlooks.gain_B[picked]
+        gain_R = np.where(before_R == 0, gain_R, _FRESHNESS * gain_R + (1 - _FRESHNESS) * before_R)
+        outlooks.survival_BK[picked], outlooks.known_B[picked], outlooks.gain_B[picked] = survival_RK, True, gain_R
+        idle_R = gain_R < self._break_even(rows, span)
+        outlooks.resting_B[picked] = np.where(idle_R, self._policy.rest, outlooks.resting_B[picked])
 
     def rates(self, rows: int, span: int) -> np.ndarray | None:
         """Rounds per second that verify n = 0..rows*(K+1) tokens, for the policy that needs them on the device."""
@@ -137,8 +118,14 @@ class Planner:
         assert self._curve is not None
         return self._curve.rates(rows, span, switch_sizes(rows, self._block), interpolate=self._policy.interpolate)
 
-    def _survival(self, request: Outlook) -> np.ndarray:
-        return self._prior_K if request.survival_K is None else request.survival_K
+    def _drafting(self, outlooks: Outlooks) -> np.ndarray:
+        """Which rows hold a request that drafts in this round; the rest of the others is one round shorter."""
+        resting_B = outlooks.live_B & (outlooks.resting_B > 0)
+        outlooks.resting_B[resting_B] -= 1
+        # What a request showed before it rested is old; it is tried again as one of whom nothing is known.
+        ended_B = resting_B & (outlooks.resting_B == 0)
+        outlooks.known_B[ended_B], outlooks.gain_B[ended_B] = False, 0.0
+        return outlooks.live_B & (outlooks.pinned_B | ~resting_B)
 
     def _break_even(self, rows: int, span: int) -> float:
         """Drafts a round, at most one, that a request must keep for the cheapest drafting to pay."""

@@ -18,7 +18,8 @@ from dspark_jax.decoding.admission import Sampling, known_draws, prefilled
 from dspark_jax.decoding.buckets import row_bucket, span_bucket
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.flight import Flight, Live, SlotRound, slot_rounds
-from dspark_jax.decoding.planner import Outlook, Planner
+from dspark_jax.decoding.outlook import Outlooks
+from dspark_jax.decoding.planner import Planner
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.programs import Programs, RoundShape
 from dspark_jax.decoding.rejection import Rule
@@ -62,6 +63,7 @@ class DecodeSlots:
         self._elastic, self._group = elastic, 1 if elastic else min(_PREFILL_GROUP, max_batch)
         self._largest_span = max_len + drafter.block_size + 1
         self._rows: list[Live | None] = []
+        self._outlooks = Outlooks.empty(0, self.block_size)
         self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
         self._guide: Guide | None = None
@@ -132,7 +134,9 @@ class DecodeSlots:
         """Free a request's slot. An unknown handle is an error."""
         if handle not in self._row_of:
             raise ValueError(f"slots: no live request has handle {handle}")
-        self._rows[self._row_of.pop(handle)] = None
+        row = self._row_of.pop(handle)
+        self._rows[row] = None
+        self._outlooks.leave(row)
         self._guide = None
 
     def step(self) -> list[SlotRound]:
@@ -160,12 +164,12 @@ class DecodeSlots:
             live.in_flight += 1
         assert self._state is not None
         held_rows = len(self._rows)
-        plan = self._planner.plan(held_rows, span, [live.outlook for _, live in riders])
+        plan = self._planner.plan(span, self._outlooks)
         if self._guide is None:
             self._guide = replace(
                 self._guide_of(held_rows, span),
-                live_B=jnp.asarray([live is not None for live in self._rows]),
-                pinned_B=jnp.asarray([live is not None and live.sampling.pinned for live in self._rows]),
+                live_B=jnp.asarray(self._outlooks.live_B),
+                pinned_B=jnp.asarray(self._outlooks.live_B & self._outlooks.pinned_B),
             )
         self._state, out = self.programs.round(
             plan, self._state, self._guide, self._draws([live.sampling for _, live in riders])
@@ -176,8 +180,10 @@ class DecodeSlots:
         """What a started round gave the requests that are still live. Flights are finished in order."""
         out = flight.read()
         staying = [(row, live) for row, live in flight.rows if live.handle in self._row_of]
-        confidence_BK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
-        self._planner.learn([live.outlook for _, live in staying], confidence_BK, flight.held_rows, flight.span)
+        confidence_RK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
+        # Since the round started its requests may have moved.
+        now = [self._row_of[live.handle] for _, live in staying]
+        self._planner.learn(self._outlooks, now, confidence_RK, flight.held_rows, flight.span)
         return slot_rounds(out, staying)
 
     def warm_up(self) -> None:
@@ -197,7 +203,7 @@ class DecodeSlots:
             self.finish(self.start())
             for handle in handles:
                 self.release(handle)
-            self._rows, self._state = [], None
+            self._rows, self._state, self._outlooks = [], None, Outlooks.empty(0, self.block_size)
 
     def rounds_of(self, states: Sequence[tuple[int, int]]) -> list[tuple[RoundShape, Guide]]:
         """What this policy may run in states of these (rows, span), for `programs.compile_rounds`."""
@@ -246,8 +252,8 @@ class DecodeSlots:
                 handle=self._handles,
                 sampling=sampling,
                 length=len(prompt),
-                outlook=Outlook(pinned=sampling.pinned),
             )
+            self._outlooks.enter(row, pinned=sampling.pinned)
             self._row_of[self._handles] = row
             self._handles += 1
         return list(range(self._handles - len(free), self._handles))
@@ -263,6 +269,7 @@ class DecodeSlots:
         if self._state is None:
             self._state = self.programs.empty(rows, span)
             self._rows = [None for _ in range(rows)]
+            self._outlooks = Outlooks.empty(rows, self.block_size)
             return span
         held_rows, held_span = len(self._rows), self._state.cache.keys[0].shape[2]
         oversized = rows < held_rows or span < held_span
@@ -274,6 +281,7 @@ class DecodeSlots:
             picked = np.asarray(kept + [0] * (rows - len(kept)), np.int32)
             self._state = self.programs.regroup(self._state, picked, span)
             self._rows = [self._rows[row] for row in kept] + [None] * (rows - len(kept))
+            self._outlooks = self._outlooks.moved(kept, rows)
             self._row_of = {live.handle: row for row, live in enumerate(self._rows) if live}
             self._idle_rounds, self._guide = 0, None
         return span

@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark_jax.decoding.buckets import switch_sizes, verify_sizes
-from dspark_jax.decoding.planner import Outlook, Planner, two_step_plans
+from dspark_jax.decoding.outlook import Outlooks
+from dspark_jax.decoding.planner import Planner, two_step_plans
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import RoundPlan
 from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Threshold, TwoStep
 
 ROWS, BLOCK, SPAN = 4, 7, 256
+SLOTS = np.arange(1, BLOCK + 1)
 
 
 def curve(seconds, rows=ROWS):
@@ -26,9 +28,13 @@ def planner(seconds, **policy):
     return Planner(TwoStep(**policy), block=BLOCK, curve=curve(seconds))
 
 
-def told(*confidences):
-    """Requests whose last drafts had these confidences all along the block."""
-    return [Outlook(survival_K=np.cumprod(np.full(BLOCK, c)), gain=1.0) for c in confidences]
+def told(*confidences, rows=ROWS):
+    """Requests in the first rows, whose last drafts had these confidences all along the block."""
+    outlooks = Outlooks.empty(rows, BLOCK)
+    for row, confidence in enumerate(confidences):
+        outlooks.enter(row, pinned=False)
+        outlooks.survival_BK[row], outlooks.known_B[row], outlooks.gain_B[row] = confidence**SLOTS, True, 1.0
+    return outlooks
 
 
 def budget(plan):
@@ -43,86 +49,84 @@ def budget(plan):
 def test_the_budget_is_the_best_of_all_however_jagged_the_curve(confidences, steps):
     times = dict(zip(verify_sizes(ROWS, BLOCK), np.cumsum(steps), strict=True))
     requests = told(*confidences)
-    gains = np.sort(np.concatenate([request.survival_K for request in requests]))[::-1]
+    gains = np.sort(requests.survival_BK, axis=None)[::-1]
     rates = {size: (ROWS + gains[: size - ROWS].sum()) / seconds for size, seconds in times.items()}
-    plan = planner(lambda size, _: float(times[size]), min_gain=0.0).plan(ROWS, SPAN, requests)
+    plan = planner(lambda size, _: float(times[size]), min_gain=0.0).plan(SPAN, requests)
     assert rates[budget(plan)] == pytest.approx(max(rates.values()), rel=1e-9)
 
 
 def test_where_verifying_is_free_all_is_verified_by_the_program_of_a_fixed_length():
     """Below the knee scheduling costs nothing: nothing is ranked or packed."""
-    plan = planner(lambda size, drafts: 1.0 + (drafts > 0) * 0.1).plan(ROWS, SPAN, told(0.9, 0.9, 0.5, 0.9))
-    assert plan == RoundPlan(drafts=BLOCK) == Planner(FixedLength(), block=BLOCK).plan(ROWS, SPAN, [])
+    plan = planner(lambda size, drafts: 1.0 + (drafts > 0) * 0.1).plan(SPAN, told(0.9, 0.9, 0.5, 0.9))
+    assert plan == RoundPlan(drafts=BLOCK) == Planner(FixedLength(), block=BLOCK).plan(SPAN, told())
 
 
 def test_d_54_a_cost_added_to_every_drafting_round_makes_it_back_off_and_try_again():
     slow = planner(lambda size, drafts: 1.0 + 10.0 * (drafts > 0), rest=3)
     requests = told(0.8, 0.8, 0.8, 0.8)
-    drafts = [slow.plan(ROWS, SPAN, requests).drafts for _ in range(9)]
+    drafts = [slow.plan(SPAN, requests).drafts for _ in range(9)]
     assert drafts == [0] * 9
     requests = told(*[0.999] * ROWS)
     quick = planner(lambda size, drafts: 1.0 + 2.0 * (drafts > 0), rest=3)
-    assert quick.plan(ROWS, SPAN, requests).drafts == BLOCK
+    assert quick.plan(SPAN, requests).drafts == BLOCK
 
 
 def test_a_request_whose_drafts_do_not_pay_rests_and_is_tried_again():
     costly = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0) + size / 100, rest=4)
-    (request,) = told(0.9)
+    request = told(0.9)
     for _ in range(6):
-        costly.learn([request], np.array([[0.05] * BLOCK]), ROWS, SPAN)
-    assert [costly.plan(ROWS, SPAN, [request]).drafts for _ in range(4)] == [0] * 4
-    assert request.resting == 0
-    costly.learn([request], np.array([[0.95] * BLOCK]), ROWS, SPAN)
-    costly.learn([request], np.array([[0.95] * BLOCK]), ROWS, SPAN)
-    assert costly.plan(ROWS, SPAN, [request]).drafts > 0
+        costly.learn(request, [0], np.array([[0.05] * BLOCK]), ROWS, SPAN)
+    assert [costly.plan(SPAN, request).drafts for _ in range(4)] == [0] * 4
+    assert request.resting_B[0] == 0
+    costly.learn(request, [0], np.array([[0.95] * BLOCK]), ROWS, SPAN)
+    costly.learn(request, [0], np.array([[0.95] * BLOCK]), ROWS, SPAN)
+    assert costly.plan(SPAN, request).drafts > 0
 
 
 def test_a_resting_request_leaves_the_budget_to_the_others():
     even = planner(lambda size, drafts: 1.0 + size * 0.05)
     requests = told(0.9, 0.9, 0.9, 0.9)
-    crowded = budget(even.plan(ROWS, SPAN, requests))
-    for request in requests[1:]:
-        request.resting = 5
-    assert ROWS < budget(even.plan(ROWS, SPAN, requests)) < crowded
+    crowded = budget(even.plan(SPAN, requests))
+    requests.resting_B[1:] = 5
+    assert ROWS < budget(even.plan(SPAN, requests)) < crowded
 
 
 def test_a_round_without_drafts_is_promised_no_drafts_however_many_rows_are_empty():
     even = planner(lambda size, drafts: 10.0 + size)
-    assert even.plan(ROWS, SPAN, told(0.9)).drafts > 0
+    assert even.plan(SPAN, told(0.9)).drafts > 0
 
 
 def test_what_another_budget_promises_must_be_worth_leaving_the_one_in_use():
     times = {4: 1.0, 8: 1.5, 12: 2.2, 16: 2.2, 24: 3.0, 32: 3.0}
     likely, unlikely = told(*[0.9] * ROWS), told(*[0.6] * ROWS)
     eager, shy = (planner(lambda size, _: times[size], min_gain=g) for g in (0.0, 0.5))
-    assert [budget(eager.plan(ROWS, SPAN, requests)) for requests in (likely, unlikely, likely)] == [32, 8, 32]
-    assert [budget(shy.plan(ROWS, SPAN, requests)) for requests in (likely, unlikely, likely)] == [32, 32, 32]
+    assert [budget(eager.plan(SPAN, requests)) for requests in (likely, unlikely, likely)] == [32, 8, 32]
+    assert [budget(shy.plan(SPAN, requests)) for requests in (likely, unlikely, likely)] == [32, 32, 32]
     never = told(*[0.1] * ROWS)
-    assert [budget(shy.plan(ROWS, SPAN, requests)) for requests in (never, unlikely)] == [ROWS, ROWS]
+    assert [budget(shy.plan(SPAN, requests)) for requests in (never, unlikely)] == [ROWS, ROWS]
 
 
 def test_after_its_rest_a_request_is_tried_again_as_one_of_whom_nothing_is_known():
     dear = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0), rest=3)
     requests = told(0.05)
-    assert [dear.plan(ROWS, SPAN, requests).drafts for _ in range(5)] == [0, 0, 0, 0, BLOCK]
+    assert [dear.plan(SPAN, requests).drafts for _ in range(5)] == [0, 0, 0, 0, BLOCK]
 
 
 def test_pinned_requests_have_all_their_drafts_verified_whatever_it_costs():
     dear = planner(lambda size, drafts: float(size) ** 2 + drafts)
     requests = told(0.1, 0.1, 0.1, 0.1)
-    requests[2].pinned = True
-    requests[2].resting = 3
+    requests.pinned_B[2], requests.resting_B[2] = True, 3
     for _ in range(3):
-        plan = dear.plan(ROWS, SPAN, requests)
+        plan = dear.plan(SPAN, requests)
         assert plan.drafts == BLOCK
         assert budget(plan) == 12
-    requests[0].pinned = True
-    assert budget(dear.plan(ROWS, SPAN, requests)) == 24
+    requests.pinned_B[0] = True
+    assert budget(dear.plan(SPAN, requests)) == 24
 
 
 def test_one_request_drafts_no_more_than_is_verified():
     alone = Planner(TwoStep(), block=BLOCK, curve=curve(lambda size, _: 1 + size * 0.3, rows=1))
-    plan = alone.plan(1, SPAN, told(0.7))
+    plan = alone.plan(SPAN, told(0.7, rows=1))
     assert plan.sizes == ()
     assert 0 < plan.drafts < BLOCK
 
@@ -146,9 +150,9 @@ def test_d_34_d_55_plans_of_any_block_verify_one_token_more_than_they_draft(bloc
 
 def test_where_drafting_is_dear_shorter_blocks_are_drafted_rather_than_ranked():
     dear = planner(lambda size, drafts: 1.0 + size * 0.02 + drafts * 0.3)
-    assert dear.plan(ROWS, SPAN, told(*[0.5] * ROWS)) == RoundPlan(drafts=1)
+    assert dear.plan(SPAN, told(*[0.5] * ROWS)) == RoundPlan(drafts=1)
     free = planner(lambda size, drafts: 1.0 + size * 0.1)
-    assert free.plan(ROWS, SPAN, told(0.99, 0.99, 0.2, 0.2)).sizes
+    assert free.plan(SPAN, told(0.99, 0.99, 0.2, 0.2)).sizes
 
 
 @settings(deadline=None, max_examples=200)
@@ -159,8 +163,8 @@ def test_where_drafting_is_dear_shorter_blocks_are_drafted_rather_than_ranked():
 def test_d_30_no_length_for_all_promises_more_than_the_budget_chosen(confidences, steps):
     times = dict(zip(verify_sizes(ROWS, BLOCK), 1.0 + np.cumsum(steps), strict=True))
     requests, some = told(*confidences), planner(lambda size, _: times[size])
-    survival = np.stack([request.survival_K for request in requests])
-    chosen = budget(some.plan(ROWS, SPAN, requests))
+    survival = requests.survival_BK
+    chosen = budget(some.plan(SPAN, requests))
     ranked = np.sort(survival.ravel())[::-1]
     promised = (ROWS + ranked[: chosen - ROWS].sum()) / times[chosen]
     for length in (0, 1, 2, 3, 5, 7):
@@ -171,21 +175,33 @@ def test_d_30_no_length_for_all_promises_more_than_the_budget_chosen(confidences
 
 def test_confidences_of_a_shorter_block_are_continued_as_others_fall_off():
     some = planner(lambda size, _: 1.0)
-    (request,) = told(0.5)
-    some.learn([request], np.array([[0.9, 0.8]]), ROWS, SPAN)
-    survival = request.survival_K
+    request = told(0.5)
+    some.learn(request, [0], np.array([[0.9, 0.8]]), ROWS, SPAN)
+    survival = request.survival_BK[0].copy()
     np.testing.assert_allclose(survival[:2], [0.9, 0.72])
     assert survival.shape == (BLOCK,)
     assert (np.diff(survival) < 0).all()
     assert (survival > 0).all()
-    some.learn([request], np.array([[]]), ROWS, SPAN)
-    np.testing.assert_array_equal(request.survival_K, survival)
+    some.learn(request, [0], np.array([[]]), ROWS, SPAN)
+    np.testing.assert_array_equal(request.survival_BK[0], survival)
+
+
+def test_requests_that_move_take_what_is_known_of_them_along():
+    requests = told(0.9, 0.1, 0.5)
+    requests.leave(1)
+    moved = requests.moved([2, 0], 2)
+    np.testing.assert_array_equal(moved.survival_BK, [0.5**SLOTS, 0.9**SLOTS])
+    assert moved.live_B.all()
+    grown = moved.moved([1], 4)
+    assert grown.live_B.tolist() == [True, False, False, False]
+    grown.enter(0, pinned=True)
+    assert not grown.known_B[0], "whoever comes is not judged by who was there before"
 
 
 def test_other_policies_need_one_plan_a_batch_size():
     for policy in (Threshold(confidence=0.4), EarlyStop(), FixedLength(length=2)):
         some = Planner(policy, block=BLOCK, curve=curve(lambda size, _: 1.0))
-        assert some.plans(ROWS) == (some.plan(ROWS, SPAN, told(0.1)),)
+        assert some.plans(ROWS) == (some.plan(SPAN, told(0.1)),)
     assert Planner(FixedLength(length=99), block=BLOCK).plans(1) == (RoundPlan(drafts=BLOCK),)
 
 

@@ -9,7 +9,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 class Tokenizer(Protocol):
     """The part of a chat tokenizer that data needs; dspark_jax.data.tokenizer.ChatTokenizer has it."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]: ...
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from dspark_jax.cli import _prepare
+from dspark_jax.cli import _endpoints, _prepare
 from dspark_jax.cli._files import beside, refuse_same, say
 from dspark_jax.cli._meter import Meter
 from dspark_jax.data.chat import BadRow, Row, parse_conversation, read_conversations, read_rows
 from dspark_jax.data.decontaminate import TestSets, strings_in
-from dspark_jax.data.generation import Answer, Generate, Request
+from dspark_jax.data.generation import Answer, Generate, Request, Tokenizer
 from dspark_jax.data.journal import Journal, write_whole
 from dspark_jax.data.prompts import SeededPrompts, Selection, add_procedural, shuffled, wanted_prompts
 from dspark_jax.data.recipe import DataRecipe, read_recipe, recipe_text
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", nargs="+", type=float, metavar="T", help="one is given to each row (answers.temperatures)"
     )
     regenerate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (answers.max_new_tokens)")
+    _endpoints.add_arguments(regenerate)
     regenerate.set_defaults(act=_regenerate)
 
     decontaminate = actions.add_parser("decontaminate", help="drop rows that share ten words in a row with test files")
@@ -103,28 +104,31 @@ def _regenerate(args: argparse.Namespace) -> int:
         answering = replace(answering, max_new_tokens=args.max_new_tokens)
     refuse_same(args.input, args.out)
     total = sum(1 for _ in read_rows(args.input))
-    model = load_model(args, say)
-    tokens, answered, reasons = 0, 0, Counter()
+    generate, tokenizer, max_len = _endpoints.connect(args) if args.endpoint else _own_engine(args)
+    tokens, answered, as_it_was, reasons = 0, 0, 0, Counter()
     with Journal(args.out) as rows, Journal(beside(args.out, "rejected")) as rejected:
         regeneration = Regeneration(
             read_conversations(args.input),
-            generate=_generator(_slots(model, args), model.stop_ids),
-            tokenizer=model.tokenizer,
+            generate=generate,
+            tokenizer=tokenizer,
             answered=rows,
             rejected=rejected,
             answering=answering,
-            max_len=model.max_len,
+            max_len=max_len,
         )
         with Meter("rows", total=total) as meter:
             for outcome in regeneration.outcomes():
                 tokens += outcome.tokens
                 answered += outcome.rejected is None
+                as_it_was += outcome.as_it_was
                 reasons.update([] if outcome.rejected is None else [outcome.rejected])
                 meter.show(regeneration.already + answered + reasons.total(), tokens, "tokens")
     say(
         f"{args.out}: {answered:,} rows answered with {tokens:,} tokens, {regeneration.already:,} were done before, "
         f"{reasons.total():,} rejected."
     )
+    if as_it_was:
+        say(f"{as_it_was:,} of the rows use tools and were kept as they are.")
     if reasons:
         say(f"The rejected rows are in {rejected.path}; the first: {next(iter(reasons))}")
     return 0
@@ -163,6 +167,11 @@ def _unfit(row: Row | BadRow, tests: TestSets) -> str | None:
 def _show(args: argparse.Namespace) -> int:
     sys.stdout.write(recipe_text(_recipe(args)))
     return 0
+
+
+def _own_engine(args: argparse.Namespace) -> tuple[Generate, Tokenizer, int]:
+    model = load_model(args, say)
+    return _generator(_slots(model, args), model.stop_ids), model.tokenizer, model.max_len
 
 
 def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dspark_jax.data.chat import BadRow, Conversation
-from dspark_jax.data.generation import Answer, Generate, Request, Tokenizer
+from dspark_jax.data.generation import Answer, Failure, GenerateOrFail, Request, Tokenizer
 from dspark_jax.data.journal import Journal
 from dspark_jax.data.repetition import LoopRule, loop_start
 
@@ -72,7 +72,7 @@ class Regeneration:
         self,
         conversations: Iterable[Conversation | BadRow],
         *,
-        generate: Generate,
+        generate: GenerateOrFail,
         tokenizer: Tokenizer,
         answered: Journal,
         rejected: Journal,
@@ -149,11 +149,15 @@ class Regeneration:
             seed=_number(dialogue.key, len(messages), self._answering.seed),
             max_new_tokens=min(self._answering.max_new_tokens, room),
             tag=replace(dialogue, messages=messages, waiting=tuple(waiting)),
+            messages=messages,
         )
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: Answer | Failure) -> None:
         """Files an answer: the row is written, rejected, or goes on with its next turn."""
         dialogue: _Dialogue = answer.request.tag
+        if isinstance(answer, Failure):
+            self._reject(dialogue, answer.reason)
+            return
         tokens, finish, rule = answer.tokens, answer.finish, self._answering.loops
         start = None
         if rule is not None and dialogue.temperature <= self._answering.loops_up_to:
@@ -161,7 +165,12 @@ class Regeneration:
             if start is not None:
                 tokens, finish = tokens[: start + rule.window], "length"
         # A cut can split a character; space before the first word would not tokenise as it was generated.
-        text = self._tokenizer.decode(tokens).rstrip("\ufffd" if finish == "length" else "").lstrip()
+        given = answer.text if start is None else None
+        text = (
+            (self._tokenizer.decode(tokens) if given is None else given)
+            .rstrip("\ufffd" if finish == "length" else "")
+            .lstrip()
+        )
         if not text.strip():
             self._reject(dialogue, "the answer is empty")
             return

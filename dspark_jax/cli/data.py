@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from dspark_jax.cli import _endpoints, _prepare
+from dspark_jax.cli import _endpoints, _pack, _prepare
 from dspark_jax.cli._files import beside, refuse_same, say
 from dspark_jax.cli._meter import Meter
 from dspark_jax.data.chat import BadRow, Row, parse_conversation, read_conversations, read_rows
@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tests", nargs="+", required=True, metavar="FILE", help="JSONL (every string in a row) or plain text"
     )
     decontaminate.set_defaults(act=_decontaminate)
+
+    _pack.add_arguments(actions.add_parser("pack", help="tokenise conversations into packed rows for training"))
 
     show = actions.add_parser("recipe", help="print the recipe as JSON, to be kept or changed")
     _add_recipe(show)

@@ -38,6 +38,10 @@ class TokenStore:
         """Tokens of each row."""
         return np.diff(self.offsets)
 
+    def documents(self, row: int | np.integer) -> list[Supervised]:
+        """The conversation of a row."""
+        return [self[row]]
+
     @classmethod
     def collect(cls, rows: Iterable[tuple[Conversation, Supervised] | BadRow]) -> "tuple[TokenStore, list[BadRow]]":
         """A store in memory, and the rows that could not be used. ValueError when none could."""

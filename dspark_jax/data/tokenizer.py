@@ -1,5 +1,6 @@
 """A chat model's tokenizer: templates, ids, and text that appears while ids are still arriving."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included; a model's vocabulary may be padded beyond it."""
         return len(self._tokenizer)
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template's text, or JSON of its texts by name; "null" when there is none."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
     @property
     def eos_id(self) -> int | None:

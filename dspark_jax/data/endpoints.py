@@ -202,7 +202,7 @@ def _complaint(response: httpx.Response) -> str:
         said = response.json()["error"]["message"]
     except (ValueError, LookupError, TypeError):
         said = response.text
-    return " ".join(str(said)[:300].split())
+    return " ".join(str(said)[:300].split()).rstrip(".")
 
 
 async def _stop(running: set[asyncio.Task[Answer | Failure]], client: httpx.AsyncClient) -> None:

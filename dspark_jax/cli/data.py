@@ -1,4 +1,4 @@
-"""Make training data: synthesize prompts, let the target answer them, remove what overlaps with test sets.
+"""Make training data: find or synthesize prompts, let the target answer them, remove what overlaps with test sets.
 
 Everything is a recipe (`dspark data recipe` shows it) and can be killed and run again: what is done is kept.
 """
@@ -9,14 +9,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import jax.numpy as jnp
 
+from dspark_jax.cli import _endpoints, _pack, _prepare
+from dspark_jax.cli._files import beside, refuse_same, say
 from dspark_jax.cli._meter import Meter
 from dspark_jax.data.chat import BadRow, Row, parse_conversation, read_conversations, read_rows
 from dspark_jax.data.decontaminate import TestSets, strings_in
-from dspark_jax.data.generation import Answer, Generate, Request
+from dspark_jax.data.generation import Answer, Generate, Request, Tokenizer
 from dspark_jax.data.journal import Journal, write_whole
 from dspark_jax.data.prompts import SeededPrompts, Selection, add_procedural, shuffled, wanted_prompts
 from dspark_jax.data.recipe import DataRecipe, read_recipe, recipe_text
@@ -30,6 +31,8 @@ from dspark_jax.training.overrides import apply_overrides
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    _prepare.add_arguments(actions.add_parser("prepare", help="read prompts out of chat files and public data sets"))
 
     synthesize = actions.add_parser("synthesize", help="let the target write prompts, and add procedural ones")
     _add_recipe(synthesize)
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", nargs="+", type=float, metavar="T", help="one is given to each row (answers.temperatures)"
     )
     regenerate.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (answers.max_new_tokens)")
+    _endpoints.add_arguments(regenerate)
     regenerate.set_defaults(act=_regenerate)
 
     decontaminate = actions.add_parser("decontaminate", help="drop rows that share ten words in a row with test files")
@@ -55,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tests", nargs="+", required=True, metavar="FILE", help="JSONL (every string in a row) or plain text"
     )
     decontaminate.set_defaults(act=_decontaminate)
+
+    _pack.add_arguments(actions.add_parser("pack", help="tokenise conversations into packed rows for training"))
 
     show = actions.add_parser("recipe", help="print the recipe as JSON, to be kept or changed")
     _add_recipe(show)
@@ -69,8 +75,8 @@ def _synthesize(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     tests = TestSets.read(recipe.decontaminate)
     selection = Selection(recipe, tests)
-    model = load_model(args, _say)
-    with Journal(_beside(args.out, "attempts")) as journal:
+    model = load_model(args, say)
+    with Journal(beside(args.out, "attempts")) as journal:
         seeded = SeededPrompts(
             recipe,
             selection,
@@ -85,8 +91,8 @@ def _synthesize(args: argparse.Namespace) -> int:
             add_procedural(recipe, selection)
     rows = ({"turns": list(prompt.turns), "source": prompt.source} for prompt in shuffled(selection.kept, recipe.seed))
     write_whole(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    write_whole(_beside(args.out, "recipe", ".json"), recipe_text(recipe))
-    _say(f"{args.out}: {len(selection.kept):,} prompts of {wanted_prompts(recipe):,} wanted.")
+    write_whole(beside(args.out, "recipe", ".json"), recipe_text(recipe))
+    say(f"{args.out}: {len(selection.kept):,} prompts of {wanted_prompts(recipe):,} wanted.")
     _say_counts("dropped", selection.dropped)
     return 0
 
@@ -98,37 +104,40 @@ def _regenerate(args: argparse.Namespace) -> int:
         answering = replace(answering, temperatures=tuple(args.temperature))
     if args.max_new_tokens is not None:
         answering = replace(answering, max_new_tokens=args.max_new_tokens)
-    _refuse_same(args.input, args.out)
+    refuse_same(args.input, args.out)
     total = sum(1 for _ in read_rows(args.input))
-    model = load_model(args, _say)
-    tokens, answered, reasons = 0, 0, Counter()
-    with Journal(args.out) as rows, Journal(_beside(args.out, "rejected")) as rejected:
+    generate, tokenizer, max_len = _endpoints.connect(args) if args.endpoint else _own_engine(args)
+    tokens, answered, as_it_was, reasons = 0, 0, 0, Counter()
+    with Journal(args.out) as rows, Journal(beside(args.out, "rejected")) as rejected:
         regeneration = Regeneration(
             read_conversations(args.input),
-            generate=_generator(_slots(model, args), model.stop_ids),
-            tokenizer=model.tokenizer,
+            generate=generate,
+            tokenizer=tokenizer,
             answered=rows,
             rejected=rejected,
             answering=answering,
-            max_len=model.max_len,
+            max_len=max_len,
         )
         with Meter("rows", total=total) as meter:
             for outcome in regeneration.outcomes():
                 tokens += outcome.tokens
                 answered += outcome.rejected is None
+                as_it_was += outcome.as_it_was
                 reasons.update([] if outcome.rejected is None else [outcome.rejected])
                 meter.show(regeneration.already + answered + reasons.total(), tokens, "tokens")
-    _say(
+    say(
         f"{args.out}: {answered:,} rows answered with {tokens:,} tokens, {regeneration.already:,} were done before, "
         f"{reasons.total():,} rejected."
     )
+    if as_it_was:
+        say(f"{as_it_was:,} of the rows use tools and were kept as they are.")
     if reasons:
-        _say(f"The rejected rows are in {rejected.path}; the first: {next(iter(reasons))}")
+        say(f"The rejected rows are in {rejected.path}; the first: {next(iter(reasons))}")
     return 0
 
 
 def _decontaminate(args: argparse.Namespace) -> int:
-    _refuse_same(args.input, args.out)
+    refuse_same(args.input, args.out)
     tests = TestSets.read(args.tests)
     kept, dropped = [], []
     for row in read_rows(args.input):
@@ -137,11 +146,11 @@ def _decontaminate(args: argparse.Namespace) -> int:
         else:
             dropped.append({"error": error, "text": row.text})
     write_whole(args.out, "".join(text + "\n" for text in kept))
-    rejected = _beside(args.out, "rejected")
+    rejected = beside(args.out, "rejected")
     write_whole(rejected, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dropped))
-    _say(f"{args.out}: {len(kept):,} rows kept; {len(dropped):,} dropped, with the reason in {rejected}.")
+    say(f"{args.out}: {len(kept):,} rows kept; {len(dropped):,} dropped, with the reason in {rejected}.")
     if dropped:
-        _say(f"The first of them: {dropped[0]['error']}")
+        say(f"The first of them: {dropped[0]['error']}")
     return 0
 
 
@@ -160,6 +169,11 @@ def _unfit(row: Row | BadRow, tests: TestSets) -> str | None:
 def _show(args: argparse.Namespace) -> int:
     sys.stdout.write(recipe_text(_recipe(args)))
     return 0
+
+
+def _own_engine(args: argparse.Namespace) -> tuple[Generate, Tokenizer, int]:
+    model = load_model(args, say)
+    return _generator(_slots(model, args), model.stop_ids), model.tokenizer, model.max_len
 
 
 def _slots(model: LoadedModel, args: argparse.Namespace) -> DecodeSlots:
@@ -233,20 +247,6 @@ def _recipe(args: argparse.Namespace) -> DataRecipe:
     return apply_overrides(read_recipe(args.recipe) if args.recipe else DataRecipe(), args.set)
 
 
-def _refuse_same(source: str, out: str) -> None:
-    if Path(source).resolve() == Path(out).resolve():
-        raise ValueError(f"--in and --out are both {out}: write to another file")
-
-
-def _beside(out: str, word: str, suffix: str = ".jsonl") -> Path:
-    """The companion of an output: train.jsonl -> train.rejected.jsonl."""
-    return Path(out).with_suffix(f".{word}{suffix}")
-
-
 def _say_counts(what: str, counts: Counter[str]) -> None:
     for reason, count in counts.most_common():
-        _say(f"  {what} {count:,}: {reason}")
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+        say(f"  {what} {count:,}: {reason}")

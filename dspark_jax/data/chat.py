@@ -1,16 +1,19 @@
 """Conversations: the one type every row of chat data becomes, and the reader of the three JSONL formats.
 
 Rows are OpenAI (`messages`), ShareGPT (`conversations` of from/value) or bare prompts (`turns`, the user's messages).
+The first two may use tools: `tools` of the row, `tool_calls` of an assistant message, results in messages of their own.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-Role = Literal["system", "user", "assistant"]
+from dspark_jax.data.tools import parse_tools, tool_fields
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -20,24 +23,32 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "gpt": "assistant",
     "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
+    """`extra` is what a template takes beside the text: `tool_calls`, `tool_call_id`, `name`."""
+
     role: Role
     content: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
     """An optional system message, then user turns, each followed by its answer unless it is still to be answered.
 
+    Between a turn and its answer there may be calls of tools, by the assistant, and their results. `tools` are offered.
     `finish` is "length" when the last answer was cut, so that its end-of-turn token is nothing to learn from.
     `where` is the file and line it was read from, for messages to people.
     """
 
     messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
     finish: Literal["stop", "length"] = "stop"
     source: str = ""
     where: str = ""
@@ -51,9 +62,14 @@ class Conversation:
     def system(self) -> str | None:
         return self.messages[0].content if self.messages[0].role == "system" else None
 
-    def as_rows(self) -> list[dict[str, str]]:
+    @property
+    def uses_tools(self) -> bool:
+        """Whether tools are offered, called or heard."""
+        return bool(self.tools) or any(message.role == "tool" or message.extra for message in self.messages)
+
+    def as_rows(self) -> list[dict[str, Any]]:
         """The messages as chat templates and JSON want them."""
-        return [{"role": message.role, "content": message.content} for message in self.messages]
+        return [{"role": message.role, "content": message.content, **message.extra} for message in self.messages]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +111,8 @@ def parse_conversation(row: Any, where: str = "") -> Conversation:
         raise ValueError(f'`finish` is "stop" or "length", not {finish!r}')
     source = row.get("source")
     source = source if isinstance(source, str) else ""
-    return Conversation(messages=tuple(messages), finish=finish, source=source, where=where)
+    tools = parse_tools(row.get("tools"))
+    return Conversation(messages=tuple(messages), tools=tools, finish=finish, source=source, where=where)
 
 
 def read_rows(path: str | Path) -> Iterator[Row | BadRow]:
@@ -142,7 +159,10 @@ def _messages(value: Any, name: str, *, role: str, content: str) -> list[Message
         said = entry.get(role)
         if not isinstance(said, str) or said not in _ROLES:
             raise ValueError(f"`{where}.{role}` is {said!r}, which is none of {', '.join(_ROLES)}")
-        messages.append(Message(role=_ROLES[said], content=_text(entry.get(content), f"{where}.{content}")))
+        extra = tool_fields(entry, _ROLES[said], where)
+        wordless = _ROLES[said] == "tool" or "tool_calls" in extra
+        text = _text(entry.get(content), f"{where}.{content}", may_be_empty=wordless)
+        messages.append(Message(role=_ROLES[said], content=text, extra=extra))
     return messages
 
 
@@ -155,17 +175,23 @@ def _check_order(messages: Sequence[Message]) -> None:
             raise ValueError("a system message comes after the first message")
         if earlier.role == later.role == "assistant":
             raise ValueError("two assistant messages follow each other")
+        if earlier.role == "user" and later.role == "tool":
+            raise ValueError("a tool's result follows a user message, so nobody called the tool")
+        if earlier.role == "tool" and later.role == "user":
+            raise ValueError("a user message follows a tool's result that no assistant message answers")
     answers = sum(turn.role == "assistant" for turn in turns)
-    if answers and any(a.role == b.role for a, b in pairwise(turns)):
+    if answers and any(a.role == b.role == "user" for a, b in pairwise(turns)):
         raise ValueError("two user messages follow each other although others are answered")
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, where: str, *, may_be_empty: bool = False) -> str:
+    if value is None and may_be_empty:
+        return ""
     if isinstance(value, list):
         value = _joined_parts(value, where)
     if not isinstance(value, str):
         raise ValueError(f"`{where}` is text, not {_kind(value)}")
-    if not value.strip():
+    if not value.strip() and not may_be_empty:
         raise ValueError(f"`{where}` is empty")
     try:
         value.encode()

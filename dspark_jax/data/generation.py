@@ -9,7 +9,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 class Tokenizer(Protocol):
     """The part of a chat tokenizer that data needs; dspark_jax.data.tokenizer.ChatTokenizer has it."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]: ...
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -27,7 +32,10 @@ class BatchTokenizer(Tokenizer, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One prompt to continue. top_p 1.0 keeps the whole distribution; `tag` comes back untouched."""
+    """One prompt to continue. top_p 1.0 keeps the whole distribution; `tag` comes back untouched.
+
+    `messages` are what the prompt was rendered from, for servers that render it themselves.
+    """
 
     prompt: tuple[int, ...]
     temperature: float
@@ -35,16 +43,32 @@ class Request:
     seed: int
     max_new_tokens: int
     tag: Any = None
+    messages: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The continuation without the stop token; `finish` is "length" when max_new_tokens cut it."""
+    """The continuation without the stop token; `finish` is "length" when max_new_tokens cut it.
+
+    `text` is the answer as it was given where tokens were not; they are then what the tokenizer makes of it.
+    """
 
     request: Request
     tokens: tuple[int, ...]
     finish: Literal["stop", "length"]
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A request that got no answer, and why."""
+
+    request: Request
+    reason: str
 
 
 Generate = Callable[[Iterable[Request]], Iterator[Answer]]
 """Answers come in the order they finish. Requests are drawn one by one as room for them appears, never all at once."""
+
+GenerateOrFail = Callable[[Iterable[Request]], Iterator[Answer | Failure]]
+"""The same of something that may fail on a request and go on."""

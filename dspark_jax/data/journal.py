@@ -3,10 +3,11 @@
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 
 class Journal:
@@ -50,11 +51,19 @@ class Journal:
 
 def write_whole(path: str | Path, text: str) -> None:
     """Writes a text file that is either the old one or the whole new one, whenever the process is killed."""
+    with whole_file(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Generator[TextIO, None, None]:
+    """Yields a text file that takes its place at `path` when the block ends without an error, and only then."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        with open(partial, "w", encoding="utf-8") as file:
+            yield file
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

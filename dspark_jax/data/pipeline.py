@@ -5,7 +5,7 @@ Built on grain: integers are shuffled, repeated and sliced; rows are read only w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -13,8 +13,17 @@ from jaxtyping import Bool, Int
 
 from dspark_jax.core.arrays import Array
 from dspark_jax.data.packing import Packs, alone, first_fit
-from dspark_jax.data.store import TokenStore
 from dspark_jax.data.supervision import Supervised
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """What batches are made of: rows of a known number of tokens, each of one or more documents."""
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def documents(self, row: int | np.integer) -> list[Supervised]: ...
 
 
 class Batch(NamedTuple):
@@ -75,7 +84,7 @@ class Host:
 
 
 def training_batches(
-    store: TokenStore,
+    store: Rows,
     rows: np.ndarray,
     *,
     batch_size: int,
@@ -108,7 +117,7 @@ def training_batches(
 
 
 def evaluation_batches(
-    store: TokenStore, rows: np.ndarray, *, batch_size: int, padding: Padding, host: Host = Host()
+    store: Rows, rows: np.ndarray, *, batch_size: int, padding: Padding, host: Host = Host()
 ) -> grain.MapDataset:
     """Every conversation once, in order; the last batch is filled up with rows of padding, so that none is lost and
     all hosts take the same number of steps."""
@@ -142,11 +151,11 @@ def lay_out(rows: Sequence[Sequence[Supervised]], length: int) -> Batch:
     return Batch(tokens_BT=tokens_BT, loss_mask_BT=loss_mask_BT, segments_BT=segments_BT)
 
 
-def _packs(store: TokenStore, rows: np.ndarray, padding: Padding) -> Packs:
+def _packs(store: Rows, rows: np.ndarray, padding: Padding) -> Packs:
     return first_fit(rows, store.lengths[rows], padding.length) if isinstance(padding, Packed) else alone(rows)
 
 
-def _global_batch(store: TokenStore, packs: Packs, picks: np.ndarray, padding: Padding, host: Host) -> Batch:
+def _global_batch(store: Rows, packs: Packs, picks: np.ndarray, padding: Padding, host: Host) -> Batch:
     """This host's rows of a global batch, padded to the length that all hosts agree on; -1 is a row of padding."""
     if isinstance(padding, Buckets):
         longest = max((store.lengths[packs[pick]].max() for pick in picks if pick >= 0), default=0)
@@ -154,7 +163,8 @@ def _global_batch(store: TokenStore, packs: Packs, picks: np.ndarray, padding: P
     else:
         length = padding.length
     ours = np.split(picks, host.count)[host.index]
-    return lay_out([[store[row] for row in packs[pick]] if pick >= 0 else [] for pick in ours], length)
+    groups = [packs[pick] if pick >= 0 else () for pick in ours]
+    return lay_out([[document for row in group for document in store.documents(row)] for group in groups], length)
 
 
 class _SortedWindows:

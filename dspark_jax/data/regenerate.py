@@ -2,6 +2,9 @@
 
 Every user turn is answered in its turn, with the answers before it in view. Rows are written as they finish; what is
 already in the output is not asked again, so a killed run goes on where it was.
+
+Conversations with tools are kept as they are: an answer of today would not fit a tool's recorded result, and nothing
+here runs tools. One that has no answer to keep is rejected.
 """
 
 import hashlib
@@ -10,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dspark_jax.data.chat import BadRow, Conversation
-from dspark_jax.data.generation import Answer, Generate, Request, Tokenizer
+from dspark_jax.data.generation import Answer, Failure, GenerateOrFail, Request, Tokenizer
 from dspark_jax.data.journal import Journal
 from dspark_jax.data.repetition import LoopRule, loop_start
 
@@ -42,10 +45,11 @@ class Answering:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One row done: written as answered, or as rejected for a reason; `tokens` were kept."""
+    """One row done: written as answered or as it was, or rejected for a reason; `tokens` are those of new answers."""
 
     key: str
     tokens: int = 0
+    as_it_was: bool = False
     rejected: str | None = None
 
 
@@ -68,7 +72,7 @@ class Regeneration:
         self,
         conversations: Iterable[Conversation | BadRow],
         *,
-        generate: Generate,
+        generate: GenerateOrFail,
         tokenizer: Tokenizer,
         answered: Journal,
         rejected: Journal,
@@ -111,12 +115,22 @@ class Regeneration:
             elif isinstance(row, BadRow):
                 self._rejected.append(key, {"error": row.error, "text": row.text})
                 self._outcomes.append(Outcome(key=key, rejected=row.error))
+            elif row.uses_tools:
+                self._keep(key, row)
             else:
                 system = () if row.system is None else ({"role": "system", "content": row.system},)
                 temperatures = self._answering.temperatures
                 temperature = temperatures[_number(key, "temperature", self._answering.seed) % len(temperatures)]
                 return _Dialogue(key=key, temperature=temperature, origin=row, messages=system, waiting=row.prompts)
         return None
+
+    def _keep(self, key: str, row: Conversation) -> None:
+        if not any(message.role == "assistant" for message in row.messages):
+            self._file_rejected(key, row, "it offers tools and has no recorded answer to keep")
+            return
+        kept = {"messages": row.as_rows(), "tools": list(row.tools), "finish": row.finish, "source": row.source}
+        self._answered.append(key, kept)
+        self._outcomes.append(Outcome(key=key, as_it_was=True))
 
     def _ask(self, dialogue: _Dialogue) -> Request | None:
         """The request for the next user turn; None when it does not fit (the row is then rejected)."""
@@ -135,11 +149,15 @@ class Regeneration:
             seed=_number(dialogue.key, len(messages), self._answering.seed),
             max_new_tokens=min(self._answering.max_new_tokens, room),
             tag=replace(dialogue, messages=messages, waiting=tuple(waiting)),
+            messages=messages,
         )
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: Answer | Failure) -> None:
         """Files an answer: the row is written, rejected, or goes on with its next turn."""
         dialogue: _Dialogue = answer.request.tag
+        if isinstance(answer, Failure):
+            self._reject(dialogue, answer.reason)
+            return
         tokens, finish, rule = answer.tokens, answer.finish, self._answering.loops
         start = None
         if rule is not None and dialogue.temperature <= self._answering.loops_up_to:
@@ -147,7 +165,12 @@ class Regeneration:
             if start is not None:
                 tokens, finish = tokens[: start + rule.window], "length"
         # A cut can split a character; space before the first word would not tokenise as it was generated.
-        text = self._tokenizer.decode(tokens).rstrip("\ufffd" if finish == "length" else "").lstrip()
+        given = answer.text if start is None else None
+        text = (
+            (self._tokenizer.decode(tokens) if given is None else given)
+            .rstrip("\ufffd" if finish == "length" else "")
+            .lstrip()
+        )
         if not text.strip():
             self._reject(dialogue, "the answer is empty")
             return
@@ -166,7 +189,9 @@ class Regeneration:
         self._outcomes.append(Outcome(key=dialogue.key, tokens=total))
 
     def _reject(self, dialogue: _Dialogue, reason: str) -> None:
-        row, key = dialogue.origin, dialogue.key
+        self._file_rejected(dialogue.key, dialogue.origin, reason)
+
+    def _file_rejected(self, key: str, row: Conversation, reason: str) -> None:
         reason = f"{row.where}: {reason}" if row.where else reason
         system = {} if row.system is None else {"system": row.system}
         self._rejected.append(key, {"error": reason, "turns": list(row.prompts), **system, "source": row.source})

@@ -38,6 +38,10 @@ class TokenStore:
         """Tokens of each row."""
         return np.diff(self.offsets)
 
+    def documents(self, row: int | np.integer) -> list[Supervised]:
+        """The conversation of a row."""
+        return [self[row]]
+
     @classmethod
     def collect(cls, rows: Iterable[tuple[Conversation, Supervised] | BadRow]) -> "tuple[TokenStore, list[BadRow]]":
         """A store in memory, and the rows that could not be used. ValueError when none could."""
@@ -110,14 +114,24 @@ def split(store: TokenStore, *, validation: float, seed: int = 0) -> tuple[np.nd
     `validation` is the share of distinct prompts held out. The choice depends on the prompt and the seed alone, so
     adding rows moves none of the old ones. ValueError when a side that should have rows would be empty.
     """
+    chosen = held_out(store.prompt_hashes, validation, seed)
+    train_rows, validation_rows = np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    require_two_sides(len(train_rows), len(validation_rows), validation=validation, what="conversations")
+    return train_rows, validation_rows
+
+
+def held_out(prompt_hashes: np.ndarray, validation: float, seed: int) -> np.ndarray:
+    """Which prompts, by their hashes [rows] uint64, are for validation, as bools [rows]."""
     if not 0 <= validation < 1:
         raise ValueError(f"validation is a share from 0 to below 1, not {validation}")
     # splitmix64: the seed must change the order of the hashes, not shift them.
-    mixed = store.prompt_hashes + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
+    mixed = prompt_hashes.astype(np.uint64) + np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    held_out = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53 < validation
-    train_rows, validation_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    if not len(train_rows) or (validation > 0 and not len(validation_rows)):
-        raise ValueError(f"{len(store)} conversations are too few to hold out {validation:.3g} of them")
-    return train_rows, validation_rows
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53 < validation
+
+
+def require_two_sides(train: int, validation_rows: int, *, validation: float, what: str) -> None:
+    """ValueError when a side of the split that should have rows has none."""
+    if not train or (validation > 0 and not validation_rows):
+        raise ValueError(f"{train + validation_rows} {what} are too few to hold out {validation:.3g} of them")

@@ -1,16 +1,19 @@
-"""Conversations as token ids with the mask of what is learnt: the assistant's words and the tokens that end its turns.
+"""Conversations as token ids with the mask of what is learnt: the assistant's words, its calls of tools, and the tokens
+that end its turns.
 
 The mask is found by rendering the chat template up to each answer and comparing token prefixes. It is never derived
 from token values: in many tokenizers the padding token is also the one that ends a turn.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from dspark_jax.data.chat import BadRow, Conversation
+from dspark_jax.data.chat import BadRow, Conversation, Message
 from dspark_jax.data.filters import CONTROL
 from dspark_jax.data.generation import BatchTokenizer, Tokenizer
 
@@ -36,8 +39,8 @@ def supervise(
     left to learn.
     """
     whole, *befores = _renderings(conversation)
-    full = tokenizer.encode_chat(whole, add_generation_prompt=False)
-    prefixes = [tokenizer.encode_chat(rows, add_generation_prompt=True) for rows in befores]
+    full = tokenizer.encode_chat(whole, False, conversation.tools)
+    prefixes = [tokenizer.encode_chat(rows, True, conversation.tools) for rows in befores]
     return _masked(conversation, full, prefixes, tokenizer, stop_ids, max_len)
 
 
@@ -82,7 +85,9 @@ def _encode_together(group: list[Conversation | BadRow], tokenizer: Tokenizer) -
     if not isinstance(tokenizer, BatchTokenizer):
         return {}
     try:
-        renderings = {i: _renderings(row) for i, row in enumerate(group) if isinstance(row, Conversation)}
+        # A batch has one list of tools, conversations have their own.
+        plain = {i: row for i, row in enumerate(group) if isinstance(row, Conversation) and not row.uses_tools}
+        renderings = {i: _renderings(row) for i, row in plain.items()}
         wholes = tokenizer.encode_chats([each[0] for each in renderings.values()], add_generation_prompt=False)
         befores = iter(
             tokenizer.encode_chats(
@@ -97,13 +102,17 @@ def _encode_together(group: list[Conversation | BadRow], tokenizer: Tokenizer) -
     }
 
 
-def _renderings(conversation: Conversation) -> list[list[dict[str, str]]]:
+def _renderings(conversation: Conversation) -> list[list[dict[str, Any]]]:
     """What is rendered: all messages up to the last answer, then those before each answer."""
     rows = conversation.as_rows()
     answers = [i for i, row in enumerate(rows) if row["role"] == "assistant"]
     if not answers:
         raise ValueError("the conversation has no assistant message, so there is nothing to learn")
     return [rows[: answers[-1] + 1], *(rows[:i] for i in answers)]
+
+
+def _written(answer: Message) -> str:
+    return f"{answer.content}{json.dumps(answer.extra, ensure_ascii=False)}" if answer.extra else answer.content
 
 
 def _masked(
@@ -114,7 +123,7 @@ def _masked(
     stop_ids: frozenset[int],
     max_len: int,
 ) -> Supervised:
-    answers = [message.content for message in conversation.messages if message.role == "assistant"]
+    answers = [_written(message) for message in conversation.messages if message.role == "assistant"]
     mask = np.zeros(len(full), bool)
     stop = 0
     for number, (answer, before) in enumerate(zip(answers, prefixes, strict=True), start=1):

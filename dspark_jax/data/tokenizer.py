@@ -1,5 +1,6 @@
 """A chat model's tokenizer: templates, ids, and text that appears while ids are still arriving."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,27 +26,53 @@ class ChatTokenizer:
         return len(self._tokenizer)
 
     @property
+    def chat_template(self) -> str:
+        """The chat template's text, or JSON of its texts by name; "null" when there is none."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+
+    @property
     def eos_id(self) -> int | None:
         return self._tokenizer.eos_token_id
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Ids of the rendered chat template, ready for the assistant's words unless told otherwise.
 
-        Messages are {"role", "content"}; ValueError when there is no template or it refuses them.
+        Messages are {"role", "content"}, and `tool_calls` where tools are called. ValueError when there is no template,
+        when it refuses them, or when it would pass over tools in silence.
         """
-        return self.encode_chats([messages], add_generation_prompt)[0]
+        return self._encode([messages], add_generation_prompt, tools)[0]
 
     def encode_chats(
         self, conversations: Sequence[Sequence[Mapping[str, Any]]], add_generation_prompt: bool = True
     ) -> list[list[int]]:
         """`encode_chat` of many conversations at once, several times faster than one by one."""
-        if not conversations:
-            return []
+        return self._encode(conversations, add_generation_prompt, ()) if conversations else []
+
+    def _encode(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[list[int]]:
         if self._tokenizer.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give an instruction-tuned target, or plain text")
+        schemas: list[Any] | None = [dict(tool) for tool in tools] or None
+        template = self._tokenizer.get_chat_template(tools=schemas)
+        called = any("tool_calls" in message for messages in conversations for message in messages)
+        if (schemas and "tools" not in template) or (called and "tool_calls" not in template):
+            raise ValueError(
+                "the chat template knows no tools, and would leave out what this conversation says of them"
+            )
         try:
             ids: Any = self._tokenizer.apply_chat_template(
                 [[dict(message) for message in messages] for messages in conversations],
+                tools=schemas,
                 add_generation_prompt=add_generation_prompt,
                 return_dict=False,
             )

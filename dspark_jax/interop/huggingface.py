@@ -28,9 +28,10 @@ from dspark_jax.targets.model import Target, TargetSpec
 DEFAULT_TARGET_NAMES = ("smollm2_135m", "HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
-def resolve(name_or_dir: str | Path) -> Path:
+def resolve(name_or_dir: str | Path, *, weights: bool = True) -> Path:
     """The local directory behind the default target's name, a directory's path or a Hub repository's name.
 
+    Without `weights` only configs and tokenizer are fetched from the Hub.
     Raises FileNotFoundError when there is no such directory or repository, PermissionError when it is gated and
     ConnectionError when the Hub cannot be reached.
     """
@@ -39,7 +40,7 @@ def resolve(name_or_dir: str | Path) -> Path:
         return default_target()
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
-    return _from_hub(name)
+    return _from_hub(name, [*(["*.safetensors"] if weights else []), "*.json", "*.jinja"])
 
 
 def read_spec(directory: Path) -> TargetSpec:
@@ -114,10 +115,10 @@ def _family_and_spec(directory: Path) -> tuple[Family, TargetSpec]:
         raise ValueError(f"{directory}: {error}") from error
 
 
-def _from_hub(name: str) -> Path:
-    """Safetensors, JSON and chat templates of a repository; what is already in the Hub's cache is not fetched again."""
+def _from_hub(name: str, patterns: list[str]) -> Path:
+    """The files of a repository that have these names; what is already in the Hub's cache is not fetched again."""
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja"]))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except HFValidationError:
         raise FileNotFoundError(f"{name}: there is no such directory, and it is no Hub name (owner/name)") from None
     except GatedRepoError:

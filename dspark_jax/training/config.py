@@ -13,7 +13,7 @@ from dspark_jax.training.draft import DrafterShape
 from dspark_jax.training.evaluate import EvaluationConfig
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.overrides import nearest
-from dspark_jax.training.sources import ChatFiles, SelfSampled
+from dspark_jax.training.sources import ChatFiles, PackedShards, SelfSampled
 
 Precision = Literal["bfloat16", "float32"]
 Remat = Literal["none", "layer"]
@@ -37,7 +37,7 @@ class TrainConfig:
     """
 
     target: str
-    data: ChatFiles | SelfSampled
+    data: ChatFiles | PackedShards | SelfSampled
     drafter: DrafterShape
     batch_size: int = 512
     sequence_length: int = 4096
@@ -62,6 +62,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1 or none, not {self.steps}")
+        if isinstance(self.data, PackedShards) and not self.packing:
+            raise ValueError("data.path holds packed rows, so packing must be true")
         # What the shuffling of the data takes.
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie between 0 and {2**32 - 1}, not {self.seed}")

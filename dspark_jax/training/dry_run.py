@@ -9,7 +9,7 @@ from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.known_targets import TargetFacts, target_facts
 from dspark_jax.training.overrides import flatten
 from dspark_jax.training.plan import Kind, Plan, plan_run
-from dspark_jax.training.sources import ChatFiles
+from dspark_jax.training.sources import PackedShards, SelfSampled
 from dspark_jax.training.topology import SLICES, parse_topology
 
 Say = Callable[[str], None]
@@ -90,12 +90,12 @@ def _sources(config: TrainConfig, facts: TargetFacts, plan: Plan) -> Iterable[st
         if facts.source is None
         else f"target: {facts.source}, unless it is cached; {_gigabytes(size).strip()} of weights in bfloat16"
     )
-    if not isinstance(config.data, ChatFiles):
+    if isinstance(config.data, SelfSampled):
         yield "data: nothing, the target samples it"
         return
-    for path in config.data.paths:
+    for path in (config.data.path,) if isinstance(config.data, PackedShards) else config.data.paths:
         here = (
-            "is on this machine" if Path(path).is_file() else "is not here and has no download; `dspark data` makes it"
+            "is on this machine" if Path(path).exists() else "is not here and has no download; `dspark data` makes it"
         )
         yield f"data: nothing, {path} {here}"
 

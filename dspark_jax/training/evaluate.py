@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import grain
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dspark_jax.core.mesh import sharding
-from dspark_jax.data.store import TokenStore
+from dspark_jax.data.pipeline import Rows
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
@@ -115,12 +116,8 @@ class Evaluator:
         return values
 
 
-def held_out_prompts(store: TokenStore, rows: np.ndarray, count: int, longest: int) -> list[tuple[int, ...]]:
-    """The text before the first learnt token of up to `count` held-out rows, where it is at most `longest` tokens."""
-    prompts = []
-    for row in rows:
-        supervised = store[row]
-        prompt = supervised.tokens[: np.argmax(supervised.loss_mask)]
-        if 0 < len(prompt) <= longest:
-            prompts.append(tuple(prompt.tolist()))
-    return prompts[:count]
+def held_out_prompts(store: Rows, rows: np.ndarray, count: int, longest: int) -> list[tuple[int, ...]]:
+    """What comes before the first learnt token of up to `count` held-out documents, where that is at most `longest`."""
+    documents = (document for row in rows for document in store.documents(row))
+    prompts = (tuple(document.tokens[: np.argmax(document.loss_mask)].tolist()) for document in documents)
+    return list(islice((prompt for prompt in prompts if 0 < len(prompt) <= longest), count))

@@ -13,8 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from dspark_jax.core.mesh import make_mesh, sharding
-from dspark_jax.data.pipeline import Batch, evaluation_batches, iterate, training_batches
-from dspark_jax.data.store import TokenStore, split
+from dspark_jax.data.pipeline import Batch, Rows, evaluation_batches, iterate, training_batches
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
 from dspark_jax.targets.model import Target
 from dspark_jax.training.config import TrainConfig, require_batch
@@ -25,7 +24,7 @@ from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_al
 from dspark_jax.training.known_targets import shipped_target
 from dspark_jax.training.optimizer import build_optimizer
 from dspark_jax.training.program import jitted_step, shardings_of, step_config
-from dspark_jax.training.sources import Reader, fingerprint_of, open_store
+from dspark_jax.training.sources import Reader, fingerprint_of, open_store, split_rows
 from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state
 
 Tree = TypeVar("Tree")
@@ -65,7 +64,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     store = in_turn(lambda: open_store(config.data, reader, run_dir / "tokens", say=say, **sizes))
     contents = fingerprint_of(config.data, reader, **sizes)
     require_alike("the data", int(contents[:8], 16))
-    rows, held_out = split(store, validation=config.data.validation)
+    rows, held_out = split_rows(config.data, store)
     batches = training_batches(
         store,
         rows,
@@ -135,7 +134,7 @@ def _evaluator(
     reader: Reader,
     target: Target,
     mesh: Mesh,
-    store: TokenStore,
+    store: Rows,
     held_out: np.ndarray,
     fixed: StepConfig,
 ) -> Evaluator:

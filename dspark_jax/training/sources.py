@@ -1,4 +1,4 @@
-"""Where training tokens come from: chat files, or the target itself."""
+"""Where training tokens come from: chat files, rows packed before, or the target itself."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from dspark_jax.data.chat import read_conversations
-from dspark_jax.data.store import TokenStore, fingerprint
+from dspark_jax.data.shards import MANIFEST, PackedRows
+from dspark_jax.data.store import TokenStore, fingerprint, split
 from dspark_jax.data.supervision import supervise_all
 from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.decoding.generate import Completion, Job, generate
@@ -62,7 +63,14 @@ def _require_share(validation: float) -> None:
         raise ValueError(f"data.validation is a share above 0 and below 1, not {validation}")
 
 
-Source = ChatFiles | SelfSampled
+@dataclass(frozen=True, kw_only=True)
+class PackedShards:
+    """Rows that `dspark data pack` made, read from disk as they are due; what is held out was decided there."""
+
+    path: str = "data/packed"
+
+
+Source = ChatFiles | PackedShards | SelfSampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +88,8 @@ def fingerprint_of(source: Source, reader: Reader, *, length: int, seed: int) ->
         if missing := [path for path in source.paths if not Path(path).is_file()]:
             raise FileNotFoundError(f"data.paths: there is no file {missing[0]}")
         files = [*source.paths, reader.directory / "tokenizer.json"]
+    elif isinstance(source, PackedShards):
+        files = [Path(source.path) / MANIFEST]
     else:
         files = sorted(reader.directory.glob("*.safetensors"))
     return fingerprint(files, source, sorted(reader.stop_ids), length, seed)
@@ -87,11 +97,14 @@ def fingerprint_of(source: Source, reader: Reader, *, length: int, seed: int) ->
 
 def open_store(
     source: Source, reader: Reader, folder: Path, *, length: int, seed: int, say: Callable[[str], None]
-) -> TokenStore:
-    """The source as rows of at most `length` tokens, made once and kept in `folder`.
+) -> TokenStore | PackedRows:
+    """The source as rows of at most `length` tokens, made once and kept in `folder` unless they are packed already.
 
-    A store made from anything else is made again. ValueError when nothing in the source is usable.
+    A store made from anything else is made again. ValueError when nothing in the source is usable, or when packed rows
+    are longer or another target's.
     """
+    if isinstance(source, PackedShards):
+        return _open_packed(source, reader, length, say)
     mark = fingerprint_of(source, reader, length=length, seed=seed)
     if TokenStore.open(folder, fingerprint=mark) is None:
         made = (
@@ -103,6 +116,45 @@ def open_store(
     store = TokenStore.open(folder, fingerprint=mark)
     assert store is not None
     return store
+
+
+def split_rows(source: Source, store: TokenStore | PackedRows) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers (training, validation)."""
+    if isinstance(store, PackedRows):
+        return store.split()
+    assert not isinstance(source, PackedShards)
+    return split(store, validation=source.validation)
+
+
+def token_facts(directory: Path, stop_ids: frozenset[int]) -> dict[str, str]:
+    """What a target's tokens depend on, by name: digests of tokenizer and chat template, and the stop tokens."""
+    return {
+        "tokenizer": fingerprint([directory / "tokenizer.json"]),
+        "chat template": fingerprint([], load_tokenizer(directory).chat_template),
+        "stop tokens": ", ".join(map(str, sorted(stop_ids))),
+    }
+
+
+def _open_packed(source: PackedShards, reader: Reader, length: int, say: Callable[[str], None]) -> PackedRows:
+    rows = PackedRows.open(source.path)
+    packed = rows.manifest
+    for name, ours in token_facts(reader.directory, reader.stop_ids).items():
+        if packed[name] != ours:
+            raise ValueError(
+                f"{source.path} was packed for {packed['target']}, whose {name} differs from that of the target in "
+                f"{reader.directory}: pack it again with this --target"
+            )
+    if packed["length"] > length:
+        raise ValueError(
+            f"{source.path} has rows of {packed['length']} tokens, which sequence_length {length} would cut: set it to "
+            f"{packed['length']}"
+        )
+    if not packed["rows"]["validation"]:
+        raise ValueError(
+            f"{source.path} holds nothing out, and a run is judged by that: pack it with --validation 0.02"
+        )
+    say(f"Reading {packed['conversations']:,} conversations with {packed['tokens']:,} tokens in {len(rows):,} rows.")
+    return rows
 
 
 def _read_files(source: ChatFiles, reader: Reader, length: int, say: Callable[[str], None]) -> TokenStore:

@@ -26,7 +26,7 @@ class Chatml:
     def decode(self, ids):
         return "".join(chr(token) for token in ids if token > 2)
 
-    def encode_chat(self, messages, add_generation_prompt=True):
+    def encode_chat(self, messages, add_generation_prompt=True, tools=()):
         turns = "".join(f"\x01{message['role']}\n{message['content']}\x02\n" for message in messages)
         return self.encode(turns + ("\x01assistant\n" if add_generation_prompt else ""))
 

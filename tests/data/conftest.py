@@ -1,5 +1,7 @@
 """A chat tokenizer and a model of one line each, for tests that need no real ones."""
 
+import json
+
 import pytest
 
 from dspark_jax.data.generation import Answer
@@ -16,9 +18,14 @@ class CharTokenizer:
     def decode(self, ids):
         return "".join(chr(token - 10) for token in ids if token > END)
 
-    def encode_chat(self, messages, add_generation_prompt=True):
-        rendered = "".join(f"\x01{message['role']}\n{message['content']}\x02\n" for message in messages)
+    def encode_chat(self, messages, add_generation_prompt=True, tools=()):
+        offered = f"\x01tools\n{json.dumps(tools)}\x02\n" if tools else ""
+        rendered = offered + "".join(f"\x01{row['role']}\n{row['content']}{_calls(row)}\x02\n" for row in messages)
         return self.encode(rendered + ("\x01assistant\n" if add_generation_prompt else ""))
+
+
+def _calls(row):
+    return json.dumps(row["tool_calls"]) if "tool_calls" in row else ""
 
 
 class Model:

@@ -39,6 +39,51 @@ def message(role, content="x"):
     return {"role": role, "content": content}
 
 
+def calling(*calls):
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def test_calls_results_and_offered_tools_are_kept_in_the_form_templates_take():
+    messages = [
+        message("user"),
+        calling({"id": "1", "function": {"name": "f", "arguments": '{"a": [1]}'}}, {"function": {"name": "g"}}),
+        {"role": "tool", "content": "", "tool_call_id": "1", "name": "f", "other": None},
+        {"role": "tool", "content": "4"},
+        message("assistant"),
+    ]
+    row = {"messages": messages, "tools": json.dumps([{"name": "f", "parameters": {}}])}
+    conversation = parse_conversation(row)
+    assert conversation.tools == ({"type": "function", "function": {"name": "f", "parameters": {}}},)
+    assert conversation.as_rows()[1:4] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [1]}}},
+                {"type": "function", "function": {"name": "g", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "", "tool_call_id": "1", "name": "f"},
+        {"role": "tool", "content": "4"},
+    ]
+    again = parse_conversation({"messages": conversation.as_rows(), "tools": list(conversation.tools)})
+    assert again == conversation
+    sharegpt = [
+        {"from": "human", "value": "x"},
+        {"from": "gpt", "value": "call"},
+        {"from": "observation", "value": "y"},
+    ]
+    assert [m.role for m in parse_conversation({"conversations": sharegpt}).messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    "row", [{"tools": [{"name": "f"}]}, {"messages": [message("user"), calling({"function": {"name": "f"}})]}]
+)
+def test_a_row_that_offers_or_calls_tools_uses_them(row):
+    assert parse_conversation({"turns": ["x"]} | row).uses_tools
+    assert not parse_conversation({"turns": ["x"]}).uses_tools
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
@@ -49,7 +94,29 @@ def message(role, content="x"):
         ({"messages": [message("system")]}, "first message after the system message is not the user's"),
         ({"messages": [message("assistant")]}, "first message after the system message is not the user's"),
         ({"messages": ["hi"]}, r"`messages\[0\]` is an object with `role` and `content`, not text"),
-        ({"messages": [message("tool")]}, r"`messages\[0\].role` is 'tool'"),
+        ({"messages": [message("critic")]}, r"`messages\[0\].role` is 'critic'"),
+        ({"messages": [message("tool")]}, "first message after the system message is not the user's"),
+        ({"messages": [message("user"), message("tool")]}, "nobody called the tool"),
+        (
+            {"messages": [message("user"), message("assistant"), message("tool"), message("user")]},
+            "no assistant message answers",
+        ),
+        ({"messages": [message("user"), calling({"name": "f"})]}, r"`messages\[1\].tool_calls\[0\]` has no `function`"),
+        (
+            {"messages": [message("user"), calling({"function": {"name": "f", "arguments": "{"}})]},
+            r"`messages\[1\].tool_calls\[0\].function.arguments` is text that is not JSON",
+        ),
+        (
+            {"messages": [message("user"), calling({"function": {"name": "f", "arguments": [1]}})]},
+            "arguments` is not an object",
+        ),
+        (
+            {"messages": [message("user"), calling({"function": {"name": "\ud800"}})]},
+            r"`messages\[1\]` holds a value that JSON in UTF-8 cannot",
+        ),
+        ({"turns": ["hi"], "tools": "[{"}, "`tools` is text that is not JSON"),
+        ({"turns": ["hi"], "tools": 3}, "`tools` is not a list"),
+        ({"turns": ["hi"], "tools": [{"type": "function"}]}, r"`tools\[0\]` is no function with a `name`"),
         ({"messages": [message(["user"])]}, r"`messages\[0\].role` is \['user'\]"),
         ({"messages": [message("user", "  ")]}, r"`messages\[0\].content` is empty"),
         ({"messages": [message("user", None)]}, r"`messages\[0\].content` is text, not null"),
@@ -107,8 +174,21 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["messages", "conversations", "turns", "role", "content", "from", "value", "system"]),
-            inner | st.sampled_from(["user", "assistant", "system"]),
+            st.sampled_from(
+                [
+                    "messages",
+                    "conversations",
+                    "turns",
+                    "role",
+                    "content",
+                    "from",
+                    "value",
+                    "system",
+                    "tools",
+                    "tool_calls",
+                ]
+            ),
+            inner | st.sampled_from(["user", "assistant", "system", "tool"]),
             max_size=4,
         )
     ),

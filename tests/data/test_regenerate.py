@@ -96,6 +96,24 @@ def test_old_answers_are_replaced_and_not_shown(regenerate, tokenizer):
     assert "OLD" not in tokenizer.decode(regenerate.asked[0].prompt)
 
 
+def test_conversations_with_tools_are_kept_as_they_are_or_rejected(regenerate):
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "OLD"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    rows = [{"messages": messages, "tools": tools, "source": "s"}, {"turns": ["Two?"], "tools": tools}]
+    kept, rejected = regenerate([parse_conversation(row) for row in rows])
+    assert (kept.as_it_was, kept.tokens, kept.rejected) == (True, 0, None)
+    assert [(row["messages"], row["tools"], row["source"]) for row in regenerate.rows] == [(messages, tools, "s")]
+    assert rejected.rejected == "it offers tools and has no recorded answer to keep"
+    assert regenerate.asked == []
+    assert regenerate([parse_conversation(row) for row in rows]) == []
+
+
 def test_an_answer_that_was_cut_ends_its_conversation(regenerate):
     regenerate([parse_conversation({"turns": ["One?", "Two?"]})], max_new_tokens=8)
     (row,) = regenerate.rows

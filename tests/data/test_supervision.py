@@ -68,7 +68,7 @@ def test_the_mask_does_not_depend_on_token_values(tokenizer):
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
     class Rewriting(type(tokenizer)):
-        def encode_chat(self, messages, add_generation_prompt=True):
+        def encode_chat(self, messages, add_generation_prompt=True, tools=()):
             last = len(messages) - 1
             kept = [
                 m | {"content": "..."} if m["role"] == "assistant" and i < last else m for i, m in enumerate(messages)
@@ -81,7 +81,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
 
 def test_a_generation_prompt_that_answers_do_not_carry_is_refused(tokenizer):
     class Thinking(type(tokenizer)):
-        def encode_chat(self, messages, add_generation_prompt=True):
+        def encode_chat(self, messages, add_generation_prompt=True, tools=()):
             ids = super().encode_chat(messages, add_generation_prompt)
             return ids + (self.encode("<think>") if add_generation_prompt else [])
 
@@ -101,6 +101,25 @@ def test_stop_tokens_must_end_answers_and_nothing_else(tokenizer):
         supervise(conversation("Hi", "Say <|im_end|> now"), Chatml(), stop_ids=STOP, max_len=99)
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
+
+
+def test_of_a_conversation_with_tools_the_calls_and_answers_are_learnt_and_the_results_are_not(tokenizer):
+    messages = [
+        {"role": "user", "content": "Sum?"},
+        CALL,
+        {"role": "tool", "content": "3"},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "Seven"},
+    ]
+    row = parse_conversation({"messages": messages, "tools": TOOLS})
+    ((_, supervised),) = supervise_all([row], tokenizer, stop_ids=STOP, max_len=999)
+    call = '[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]'
+    assert learnt(tokenizer, supervised) == f"{call}|Seven|"
+    assert tokenizer.decode(supervised.tokens.tolist()).startswith('tools\n[{"type": "function", "function": {"name')
+
+
 def test_rows_that_cannot_be_learnt_from_are_handed_back_in_order(tokenizer):
     bad = BadRow(error="chat.jsonl:3: no", text="{")
     unanswered = parse_conversation({"turns": ["Hi"]}, "chat.jsonl:4")
@@ -113,10 +132,10 @@ def test_rows_that_cannot_be_learnt_from_are_handed_back_in_order(tokenizer):
 @pytest.mark.parametrize("refused", [(), ("Never",)])
 def test_encoding_many_at_once_gives_what_one_by_one_does(tokenizer, refused):
     class Batched(type(tokenizer)):
-        def encode_chat(self, messages, add_generation_prompt=True):
+        def encode_chat(self, messages, add_generation_prompt=True, tools=()):
             if any(message["content"] in refused for message in messages):
                 raise ValueError("the template refuses this")
-            return super().encode_chat(messages, add_generation_prompt)
+            return super().encode_chat(messages, add_generation_prompt, tools)
 
         def encode_chats(self, conversations, add_generation_prompt=True):
             batches.append(len(conversations))
@@ -124,7 +143,8 @@ def test_encoding_many_at_once_gives_what_one_by_one_does(tokenizer, refused):
 
     batches = []
     rows = [conversation(f"Q{i}", "A" * i, "More", "Yes", system="Be" if i % 2 else None) for i in range(1, 600)]
-    rows += [conversation("Never", "ever"), BadRow(error="bad", text=""), conversation("Hi", "Ho")]
+    with_tools = parse_conversation({"messages": [{"role": "user", "content": "Sum?"}, CALL], "tools": TOOLS})
+    rows += [conversation("Never", "ever"), BadRow(error="bad", text=""), conversation("Hi", "Ho"), with_tools]
     one_by_one = list(supervise_all(rows, tokenizer, stop_ids=STOP, max_len=400))
     together = list(supervise_all(rows, Batched(), stop_ids=STOP, max_len=400))
     assert batches[:2] == [512, 1024]

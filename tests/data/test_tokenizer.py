@@ -109,6 +109,21 @@ def test_messages_the_template_refuses(tmp_path):
         strict.encode_chat([{"role": "user", "content": "hi"}])
 
 
+def test_tools_reach_the_template_and_one_that_knows_none_is_refused(tmp_path, tokenizer):
+    template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + TEMPLATE.replace(
+        "{{ message['content'] }}", "{{ message['content'] }}{% for call in message.tool_calls %}CALL{% endfor %}"
+    )
+    (tmp_path / "knows").mkdir()
+    knows = load_tokenizer(build(tmp_path / "knows", template=template))
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+    ids = knows.encode_chat([{"role": "user", "content": "hi"}, call], tools=tools)
+    assert knows.decode(ids) == "addhiCALL"
+    for messages, offered in (([{"role": "user", "content": "hi"}], tools), ([call], ())):
+        with pytest.raises(ValueError, match="knows no tools"):
+            tokenizer.encode_chat(messages, tools=offered)
+
+
 def test_missing_and_damaged_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -202,8 +202,9 @@ class TestResolve:
             return str(tmp_path)
 
         monkeypatch.setattr(huggingface, "snapshot_download", fetch)
-        assert resolve("owner/model") == tmp_path
-        assert calls == [("owner/model", ["*.safetensors", "*.json", "*.jinja"])]
+        assert resolve("owner/model") == resolve("owner/model", weights=False) == tmp_path
+        few = ["*.json", "*.jinja"]
+        assert calls == [("owner/model", ["*.safetensors", *few]), ("owner/model", few)]
 
     def test_a_mistyped_path_is_no_repository(self):
         with pytest.raises(FileNotFoundError, match=r"\./no/such/place: there is no such directory"):

@@ -16,7 +16,7 @@ from dspark_jax.training.draft import DFlashShape, DSparkShape, Eagle3Shape, Mtp
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.overrides import apply_overrides, flatten
 from dspark_jax.training.setup import find_target, prepare
-from dspark_jax.training.sources import ChatFiles
+from dspark_jax.training.sources import ChatFiles, PackedShards
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -143,6 +143,12 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(small_config, assignment
 def test_a_config_written_in_python_is_refused_alike(make, field):
     with pytest.raises(ValueError, match=re.escape(field)):
         make()
+
+
+def test_packed_rows_are_chosen_by_the_start_of_their_name_and_cannot_be_unpacked(small_config):
+    assert apply_overrides(small_config, ["data=packed", "data.path=there"]).data == PackedShards(path="there")
+    with pytest.raises(ValueError, match="packing must be true"):
+        apply_overrides(small_config, ["packing=false", "data=packed"])
 
 
 def test_a_drafter_that_does_not_fit_is_refused_before_the_target_is_loaded(small_config, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from dspark_jax.training.dry_run import dry_run
 from dspark_jax.training.known_targets import target_facts
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.plan import plan_run
+from dspark_jax.training.sources import PackedShards
 from dspark_jax.training.topology import ACCELERATORS, parse_topology
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -46,6 +47,13 @@ def test_every_config_is_described(name):
     # Some machine of the list is large enough for the released recipe as it is.
     assert "GB: fits" in text
     assert ("Hugging Face Hub" in text) == (name.split("_", 1)[-1] not in ("tiny", "135m") and name != "tiny")
+
+
+def test_packed_rows_are_looked_for(tmp_path):
+    for path, found in ((tmp_path, "is on this machine"), (tmp_path / "none", "is not here and has no download")):
+        said = []
+        dry_run(replace(config_of("tiny"), data=PackedShards(path=str(path))), None, said.append)
+        assert f"  data: nothing, {path} {found}" in "\n".join(said)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -2,14 +2,29 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dspark_jax.data.chat import parse_conversation
+from dspark_jax.data.shards import MANIFEST, write_shards
+from dspark_jax.data.store import TokenStore, split
+from dspark_jax.data.supervision import supervise_all
+from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.interop.huggingface import load_target
-from dspark_jax.training.sources import ChatFiles, Reader, SelfSampled, open_store
+from dspark_jax.training.sources import (
+    ChatFiles,
+    PackedShards,
+    Reader,
+    SelfSampled,
+    fingerprint_of,
+    open_store,
+    split_rows,
+    token_facts,
+)
 
 SOURCE = SelfSampled(sequences=20, prompt_tokens=3)
 
@@ -110,6 +125,72 @@ def test_chat_files_are_read_masked_and_counted(chat_reader, tmp_path):
     assert store[0].loss_mask.tolist() == [False] * 4 + [True] * 3
     assert said[0].startswith("Read 1 conversations with 7 tokens; 1 rows were left out, the first because ")
     assert f"{chats}:2" in said[0]
+
+
+@pytest.fixture
+def packed(chat_reader, tmp_path):
+    """A source of packed rows for `chat_reader`, made from eight conversations."""
+    rows = [
+        {"messages": [{"role": "user", "content": "hello " * (i + 1)}, {"role": "assistant", "content": "you there"}]}
+        for i in range(8)
+    ]
+    conversations = [parse_conversation(row) for row in rows]
+    tokenizer = load_tokenizer(chat_reader.directory)
+    stops = chat_reader.stop_ids
+    store, _ = TokenStore.collect(supervise_all(conversations, tokenizer, stop_ids=stops, max_len=16))
+    (tmp_path / "packed").mkdir()
+    facts = {"target": "the small one", **token_facts(chat_reader.directory, stops)}
+    settings = {"length": 16, "validation": 0.4, "seed": 0, "shard_rows": 2}
+    write_shards(tmp_path / "packed", store, facts=facts, **settings)
+    return PackedShards(path=str(tmp_path / "packed")), store
+
+
+def open_packed(source, reader, length=16, say=print):
+    return open_store(source, reader, Path("unused"), length=length, seed=0, say=say)
+
+
+def test_packed_rows_are_read_where_they_are_and_split_as_they_were(packed, chat_reader):
+    source, store = packed
+    said = []
+    rows = open_packed(source, chat_reader, say=said.append)
+    assert said == [f"Reading 8 conversations with {store.lengths.sum()} tokens in {len(rows)} rows."]
+    for side, expected in zip(split_rows(source, rows), split(store, validation=0.4), strict=True):
+        found = [document.tokens.tolist() for row in side for document in rows.documents(row)]
+        assert sorted(found) == sorted(store[row].tokens.tolist() for row in expected)
+    assert not Path("unused").exists()
+    mark = fingerprint_of(source, chat_reader, length=16, seed=0)
+    manifest = Path(source.path) / MANIFEST
+    manifest.write_text(manifest.read_text() + "\n")
+    assert fingerprint_of(source, chat_reader, length=16, seed=0) != mark
+
+
+def test_packed_rows_of_another_target_are_refused_by_what_differs(packed, chat_reader):
+    source, _ = packed
+    with pytest.raises(ValueError, match="packed for the small one, whose stop tokens differs"):
+        open_packed(source, replace(chat_reader, stop_ids=frozenset({1, 2})))
+    config = chat_reader.directory / "tokenizer_config.json"
+    template = next(file for file in (chat_reader.directory / "chat_template.jinja", config) if file.is_file())
+    template.write_text(template.read_text().replace("<end>", "<end> "))
+    with pytest.raises(ValueError, match="whose chat template differs from that of the target in"):
+        open_packed(source, chat_reader)
+    tokenizer = chat_reader.directory / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("there", "their"))
+    with pytest.raises(ValueError, match="whose tokenizer differs"):
+        open_packed(source, chat_reader)
+
+
+def test_packed_rows_that_would_be_cut_or_have_nothing_held_out_are_refused(packed, chat_reader):
+    source, _ = packed
+    assert len(open_packed(source, chat_reader, length=17)) == len(open_packed(source, chat_reader))
+    with pytest.raises(ValueError, match="rows of 16 tokens, which sequence_length 15 would cut"):
+        open_packed(source, chat_reader, length=15)
+    manifest = Path(source.path) / MANIFEST
+    fields = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(fields | {"rows": {"train": 4, "validation": 0}}))
+    with pytest.raises(ValueError, match="holds nothing out"):
+        open_packed(source, chat_reader)
+    with pytest.raises(FileNotFoundError, match="dspark data pack"):
+        open_packed(PackedShards(path="nowhere"), chat_reader)
 
 
 def test_a_missing_chat_file_is_named(reader, tmp_path):

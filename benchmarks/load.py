@@ -38,7 +38,7 @@ from dspark_jax.ops.sampling import Draws
 
 LENGTHS = (0, 1, 2, 3, 5, 7)
 THRESHOLD = 0.5
-HELD = "held"
+NOTHING, HELD = "fixed 0", "held"
 UNTIMED = 8
 
 
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=Path, required=True, help="a directory with one JSONL file of prompts a set")
     parser.add_argument("--limit", type=int, default=20, help="prompts a set (%(default)s)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--policies", nargs="+", metavar="NAME", help="those of the table to run (all)")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64, help="tokens a request makes on average (%(default)s)")
@@ -118,6 +119,11 @@ class Load:
         self.policies |= {f"threshold {THRESHOLD}": Threshold(confidence=THRESHOLD)}
         self.policies |= {"early stop": EarlyStop(interpolate=True)}
         self.policies |= {HELD: TwoStep(min_gain=1e9, rest=0), "two-step": TwoStep()}
+        if args.policies:
+            kept = {NOTHING, *args.policies}
+            if unknown := kept - self.policies.keys():
+                raise SystemExit(f"load: no policy {sorted(unknown)[0]!r}; there are {', '.join(self.policies)}")
+            self.policies = {name: policy for name, policy in self.policies.items() if name in kept}
         # One policy's guide differs from another's in shape alone, so a curve that is still to be measured will do.
         self._curve = StepCurve({Shape(concurrency, span, concurrency, d): 1.0 for d in (0, block)})
 

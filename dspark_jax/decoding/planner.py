@@ -38,6 +38,8 @@ class Planner:
         self._prior_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
+        self._last: tuple[RoundPlan, tuple[int, int, int]] | None = None
+        self._age = 0
 
     def plans(self, rows: int) -> tuple[RoundPlan, ...]:
         """Every plan that may be chosen for a state of so many rows."""
@@ -55,6 +57,21 @@ class Planner:
         rows = len(outlooks.live_B)
         if not isinstance(self._policy, TwoStep):
             return self.plans(rows)[0]
+        # A pinned request that comes is not to wait.
+        facts = rows, span, int(np.count_nonzero(outlooks.live_B & outlooks.pinned_B))
+        self._age += 1
+        if self._last is None or self._last[1] != facts or self._age >= self._policy.every:
+            self._last = self._budget(span, outlooks, self._policy), facts
+            self._age = 0
+        return self._last[0]
+
+    @property
+    def looks_next(self) -> bool:
+        """Whether the next plan will be made from what `learn` is told now."""
+        return isinstance(self._policy, TwoStep) and self._age + 1 >= self._policy.every
+
+    def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
+        rows = len(outlooks.live_B)
         drafting_B = self._drafting(outlooks)
         without, *options = self._options(rows, span)
         if not drafting_B.any() or not options:
@@ -86,16 +103,16 @@ class Planner:
         if best not in allowed:
             best = options[-1]
         promising = max(allowed, key=rate)
-        if rate(promising) > rate(best) * (1 + self._policy.min_gain):
+        if rate(promising) > rate(best) * (1 + policy.min_gain):
             best = promising
         self._chosen[rows, span] = best
         if best is without:
-            outlooks.resting_B[drafting_B] = self._policy.rest
+            outlooks.resting_B[drafting_B] = policy.rest
         return best.plan
 
     def learn(self, outlooks: Outlooks, picked: Sequence[int], confidence_RK: np.ndarray, rows: int, span: int) -> None:
         """Take in confidences that a round in a state of (rows, span) had of the requests that are now in the picked
-        rows; K = 0 after a round without drafts."""
+        rows; K = 0 after a round without drafts. Worth a call where the planner `looks_next`."""
         known = confidence_RK.shape[1]
         if not (isinstance(self._policy, TwoStep) and len(picked) and known):
             return
@@ -119,9 +136,9 @@ class Planner:
         return self._curve.rates(rows, span, switch_sizes(rows, self._block), interpolate=self._policy.interpolate)
 
     def _drafting(self, outlooks: Outlooks) -> np.ndarray:
-        """Which rows hold a request that drafts in this round; the rest of the others is one round shorter."""
+        """Which rows hold a request that drafts from now on; the others have rested since the last budget."""
         resting_B = outlooks.live_B & (outlooks.resting_B > 0)
-        outlooks.resting_B[resting_B] -= 1
+        outlooks.resting_B[resting_B] = np.maximum(outlooks.resting_B[resting_B] - self._age, 0)
         # What a request showed before it rested is old; it is tried again as one of whom nothing is known.
         ended_B = resting_B & (outlooks.resting_B == 0)
         outlooks.known_B[ended_B], outlooks.gain_B[ended_B] = False, 0.0

@@ -56,14 +56,18 @@ class TwoStep:
 
     `min_gain`: what another budget must promise over the one in use (at first that of every draft), as a fraction of
     tokens per second. `rest`: rounds that a request whose drafts do not pay goes without, before it is tried again.
+    `every`: rounds that a budget lasts, since what speaks for it changes slowly and looking at it takes the host time.
     """
 
     min_gain: float = 0.02
     rest: int = 8
+    every: int = 4
 
     def __post_init__(self) -> None:
         if not (self.min_gain >= 0 and self.rest >= 0):
             raise ValueError(f"scheduler: min_gain and rest cannot be negative, got {self.min_gain} and {self.rest}")
+        if self.every < 1:
+            raise ValueError(f"scheduler: a budget lasts at least one round, not {self.every}")
 
 
 Policy = FixedLength | Threshold | EarlyStop | TwoStep

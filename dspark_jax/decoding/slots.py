@@ -180,10 +180,11 @@ class DecodeSlots:
         """What a started round gave the requests that are still live. Flights are finished in order."""
         out = flight.read()
         staying = [(row, live) for row, live in flight.rows if live.handle in self._row_of]
-        confidence_RK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
-        # Since the round started its requests may have moved.
-        now = [self._row_of[live.handle] for _, live in staying]
-        self._planner.learn(self._outlooks, now, confidence_RK, flight.held_rows, flight.span)
+        if self._planner.looks_next:
+            confidence_RK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
+            # Since the round started its requests may have moved.
+            now = [self._row_of[live.handle] for _, live in staying]
+            self._planner.learn(self._outlooks, now, confidence_RK, flight.held_rows, flight.span)
         return slot_rounds(out, staying)
 
     def warm_up(self) -> None:

@@ -25,7 +25,7 @@ def curve(seconds, rows=ROWS):
 
 
 def planner(seconds, **policy):
-    return Planner(TwoStep(**policy), block=BLOCK, curve=curve(seconds))
+    return Planner(TwoStep(**{"every": 1} | policy), block=BLOCK, curve=curve(seconds))
 
 
 def told(*confidences, rows=ROWS):
@@ -110,6 +110,26 @@ def test_after_its_rest_a_request_is_tried_again_as_one_of_whom_nothing_is_known
     dear = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0), rest=3)
     requests = told(0.05)
     assert [dear.plan(SPAN, requests).drafts for _ in range(5)] == [0, 0, 0, 0, BLOCK]
+
+
+def test_a_budget_lasts_so_many_rounds_but_a_pinned_request_does_not_wait():
+    times = {4: 1.0, 8: 1.5, 12: 2.2, 16: 2.2, 24: 3.0, 32: 3.0}
+    lasting = planner(lambda size, _: times[size], min_gain=0.0, every=3)
+    requests, looks = told(*[0.9] * ROWS), []
+    for round_ in range(7):
+        budgets = budget(lasting.plan(SPAN, requests)), lasting.looks_next
+        looks.append(budgets)
+        if round_ == 0:
+            requests.survival_BK[:] = 0.6**SLOTS
+    assert looks == [(32, False), (32, False), (32, True), (8, False), (8, False), (8, True), (8, False)]
+    requests.pinned_B[0] = True
+    assert budget(lasting.plan(SPAN, requests)) > 8
+
+
+def test_a_rest_is_counted_in_rounds_however_long_budgets_last():
+    dear = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0), rest=6, every=3)
+    requests = told(0.05)
+    assert [dear.plan(SPAN, requests).drafts for _ in range(10)] == [0] * 9 + [BLOCK]
 
 
 def test_pinned_requests_have_all_their_drafts_verified_whatever_it_costs():

@@ -20,6 +20,7 @@ from dspark_jax.targets.model import Target
 from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
+from dspark_jax.training.export import require_exportable
 from dspark_jax.training.feed import Batches
 from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_alike
 from dspark_jax.training.known_targets import shipped_target
@@ -56,6 +57,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     spec = read_spec(directory)
     _refuse_long(config, spec.max_len)
     drafter_config = draft_config(config.drafter, spec)
+    require_exportable(config.export, drafter_config, config.target, directory)
     target = load_target(directory, config.dtype, mesh=mesh, say=say)
     # To decode with, each process has a target of its own: which rows are done when is its own business.
     own = target if alone() else load_target(directory, config.dtype, mesh=own_mesh())

@@ -10,6 +10,7 @@ from rich.console import Console
 from dspark_jax.interop.tensor_files import read_json
 from dspark_jax.training.checkpoint import Checkpoints
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig
+from dspark_jax.training.curves import draw_curves
 from dspark_jax.training.evaluate import mean_accepted_length
 from dspark_jax.training.export import RECORD, export_drafter
 from dspark_jax.training.feed import Feed
@@ -21,7 +22,7 @@ from dspark_jax.training.report import NoReport, Report, Window, read_report
 from dspark_jax.training.setup import prepare
 
 _CONTENTS = "data.contents"
-_OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "drafter-speculators", "metrics.jsonl")
+_OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "drafter-speculators", "metrics.jsonl", "curves.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,8 @@ def _train(
     def evaluate() -> float:
         values = setup.evaluate(state.drafter)
         report.write(step, "evaluation", values)
+        if first() and step:
+            draw_curves(run_dir)
         display.say(f"step {step}: {_accepted_lengths(values)}, held-out loss {values['loss']:.3f}")
         return agreed(mean_accepted_length(values))
 

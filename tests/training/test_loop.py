@@ -97,6 +97,7 @@ def test_a_run_ends_with_a_drafter_a_record_and_a_log(whole, small_config):
     assert {"loss", "accept_K", "accepted_length_t0", "accepted_length_t1"} <= record["evaluation"].keys()
     assert [line["step"] for line in read_report(folder, "train")] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in read_report(folder, "evaluation")] == [0, 3, 6]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "step 3: accepted length" in said
     assert f"The drafter is in {folder}/drafter" in said
 
@@ -143,7 +144,7 @@ def test_a_layout_that_cannot_hold_the_drafter_is_refused(small_target):
     config = find_config("gemma4_12b", ROOT / "configs")
     drafter = draft_config(config.drafter, target_facts(config.target).spec)
     require_exportable(("deepspec",), drafter, config.target, small_target)
-    with pytest.raises(ValueError, match="export: this drafter cannot be written for speculators: .*Qwen3"):
+    with pytest.raises(ValueError, match=r"export: this drafter cannot be written for speculators: .*Qwen3"):
         require_exportable(("deepspec", "speculators"), drafter, config.target, small_target)
 
 

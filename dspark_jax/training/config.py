@@ -12,6 +12,7 @@ from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.draft import DrafterShape
 from dspark_jax.training.evaluate import EvaluationConfig
 from dspark_jax.training.export import Layout
+from dspark_jax.training.features import FeatureConfig
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.overrides import nearest
 from dspark_jax.training.sources import ChatFiles, SelfSampled
@@ -50,6 +51,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    features: FeatureConfig = field(default_factory=FeatureConfig)
     accumulate: int = 1
     remat: Remat = "none"
     precision: Precision = "bfloat16"
@@ -82,7 +84,7 @@ class TrainConfig:
 
 # May differ between a checkpoint and the run that goes on from it: they change what is written, not what is learnt.
 FREE_ON_RESUME = frozenset(
-    {"log_every", "export"}
+    {"log_every", "export", "features.max_gb", "features.directory"}
     | {f"checkpoint.{name}" for name in CheckpointConfig.__dataclass_fields__}
     | {f"evaluation.{name}" for name in EvaluationConfig.__dataclass_fields__}
 )

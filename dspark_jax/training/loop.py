@@ -8,6 +8,7 @@ from signal import Signals
 from rich.console import Console
 
 from dspark_jax.interop.tensor_files import read_json
+from dspark_jax.training.cached_step import CachedStep
 from dspark_jax.training.checkpoint import Checkpoints
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig
 from dspark_jax.training.curves import draw_curves
@@ -22,7 +23,10 @@ from dspark_jax.training.report import NoReport, Report, Window, read_report
 from dspark_jax.training.setup import prepare
 
 _CONTENTS = "data.contents"
-_OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "drafter-speculators", "metrics.jsonl", "curves.png")
+_OURS = (
+    *("checkpoints", "tokens", "features", "tensorboard", "drafter", "drafter-speculators"),
+    *("metrics.jsonl", "curves.png"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +115,8 @@ def _train(
             if step % config.log_every == 0 or alone():
                 stopping = anywhere(interrupt.signal is not None)
         report.close()
+        if isinstance(setup.step, CachedStep):
+            setup.step.features.flush()
         if stopping and step < setup.steps:
             checkpoints.save(step, state, feed.state, facts)
             checkpoints.wait()

@@ -24,6 +24,7 @@ from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.config import find_config
 from dspark_jax.training.draft import draft_config
 from dspark_jax.training.export import require_exportable
+from dspark_jax.training.features import FeatureConfig
 from dspark_jax.training.known_targets import target_facts
 from dspark_jax.training.loop import Finished, Stopped, train
 from dspark_jax.training.report import read_report
@@ -172,6 +173,19 @@ def test_a_signal_saves_and_the_same_call_goes_on_bit_for_bit(whole, small_confi
     assert isinstance(resumed, Finished)
     assert f"Resuming {tmp_path} at step {step} of 6." in said
     assert_same_run(tmp_path, whole[0], 6)
+
+
+@pytest.mark.slow
+def test_a_run_that_caches_as_it_goes_goes_on_bit_for_bit(small_config, tmp_path):
+    config = replace(small_config, features=FeatureConfig(kind="mixed", dtype="int8"), steps=20)
+    assert isinstance(run(config, tmp_path / "whole")[0], Finished)
+    stopped, _ = run(config, tmp_path / "stopped", Signaller("step 13/20", signal.SIGTERM))
+    assert stopped == Stopped(step=13, signal=signal.SIGTERM)
+    # Of what was kept, a part is lost.
+    for file in (tmp_path / "stopped" / "features").glob("*.arrayrecord"):
+        file.unlink()
+    run(config, tmp_path / "stopped")
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole", 20)
 
 
 def test_kill_9_goes_on_from_the_last_checkpoint_bit_for_bit(whole, small_target, tmp_path, compilation_cache):

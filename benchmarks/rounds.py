@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ceilings import copy_bandwidth, matmul_rate
 from flax import nnx
 
 from dspark_jax.decoding.programs import compiler_options
@@ -39,7 +40,7 @@ COLUMNS = (
 def main() -> int:
     args = _parser().parse_args()
     dtype = jnp.dtype(args.dtype)
-    ceiling = {"bytes_per_second": _copy_bandwidth(dtype), "flops_per_second": _matmul_rate(dtype)}
+    ceiling = {"bytes_per_second": copy_bandwidth(dtype), "flops_per_second": matmul_rate(dtype)}
     facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "dtype": args.dtype, **ceiling}
     bandwidth, rate = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e12
     print(f"{facts['device']}, {args.dtype}: a copy moves {bandwidth:.0f} GB/s, a product does {rate:.1f} TFLOP/s\n")
@@ -163,27 +164,6 @@ def _time(compiled: Program, weights: list, state: DecodeState, repeats: int) ->
         jax.block_until_ready(state)
         means.append((time.perf_counter() - began) / repeats)
     return statistics.median(means[1:]), state
-
-
-def _copy_bandwidth(dtype: jnp.dtype) -> float:
-    size = 1 << 26 if jax.default_backend() == "cpu" else 4 << 30
-    x = jnp.zeros(size // dtype.itemsize, dtype)
-    return 2 * x.nbytes / _each(jax.jit(lambda x: x + 1, donate_argnums=0), x)
-
-
-def _matmul_rate(dtype: jnp.dtype) -> float:
-    side = 1024 if jax.default_backend() == "cpu" else 8192
-    return 2 * side**3 / _each(jax.jit(lambda x: x @ x), jnp.zeros((side, side), dtype))
-
-
-def _each(run: Callable[[jax.Array], jax.Array], x: jax.Array, times: int = 20) -> float:
-    """Seconds of each of so many runs that follow each other."""
-    x = jax.block_until_ready(run(x))
-    began = time.perf_counter()
-    for _ in range(times):
-        x = run(x)
-    jax.block_until_ready(x)
-    return (time.perf_counter() - began) / times
 
 
 def _print_row(row: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 Built on grain: integers are shuffled, repeated and sliced; rows are read only when their batch is due.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -35,6 +35,8 @@ class Batch(NamedTuple):
     tokens_BT: Int[np.ndarray, "B T"] | Int[Array, "B T"]
     loss_mask_BT: Bool[np.ndarray, "B T"] | Bool[Array, "B T"]
     segments_BT: Int[np.ndarray, "B T"] | Int[Array, "B T"]
+    rows_B: Int[np.ndarray, "B"] | Int[Array, "B"] | None = None
+    """The rows' numbers, where they were asked for: the same rows have them in every epoch; -1 is padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,7 @@ def training_batches(
     seed: int,
     epochs: int | None,
     host: Host = Host(),
+    numbered: bool = False,
 ) -> grain.MapDataset:
     """This host's share of each global batch: `batch_size / host.count` rows. Random access by step.
 
@@ -101,9 +104,7 @@ def training_batches(
     """
     if batch_size < 1 or batch_size % host.count:
         raise ValueError(f"a batch of {batch_size} rows does not divide over {host.count} hosts")
-    # Conversations that lie side by side in a file may be alike.
-    mixed = np.random.default_rng(seed).permutation(rows) if isinstance(padding, Packed) else rows
-    packs = _packs(store, mixed, padding)
+    packs = _training_packs(store, rows, padding, seed)
     if epochs is not None and len(packs) * epochs < batch_size:
         raise ValueError(
             f"{len(rows)} conversations make {len(packs)} rows, which in {epochs} epochs do not fill one batch of "
@@ -113,7 +114,15 @@ def training_batches(
     order = order.batch(batch_size, drop_remainder=True, batch_fn=np.asarray)
     if isinstance(padding, Buckets):
         order = grain.MapDataset.source(_SortedWindows(order, store.lengths[rows], padding.window, seed))
-    return order.map(lambda picks: _global_batch(store, packs, picks, padding, host))
+    return order.map(lambda picks: _global_batch(store, packs, picks, padding, host, numbered))
+
+
+def numbered_batches(
+    store: Rows, rows: np.ndarray, *, batch_size: int, padding: Padding, seed: int
+) -> grain.MapDataset:
+    """Every row of `training_batches` once, in the order of its number."""
+    packs = _training_packs(store, rows, padding, seed)
+    return _in_order(packs, batch_size, lambda picks: _global_batch(store, packs, picks, padding, Host(), True))
 
 
 def evaluation_batches(
@@ -124,8 +133,7 @@ def evaluation_batches(
     if batch_size < 1 or batch_size % host.count:
         raise ValueError(f"a batch of {batch_size} rows does not divide over {host.count} hosts")
     packs = _packs(store, rows, padding)
-    filled = np.pad(np.arange(len(packs)), (0, -len(packs) % batch_size), constant_values=-1).reshape(-1, batch_size)
-    return grain.MapDataset.source(list(filled)).map(lambda picks: _global_batch(store, packs, picks, padding, host))
+    return _in_order(packs, batch_size, lambda picks: _global_batch(store, packs, picks, padding, host))
 
 
 def iterate(batches: grain.MapDataset, *, threads: int = 2) -> grain.DatasetIterator:
@@ -151,11 +159,24 @@ def lay_out(rows: Sequence[Sequence[Supervised]], length: int) -> Batch:
     return Batch(tokens_BT=tokens_BT, loss_mask_BT=loss_mask_BT, segments_BT=segments_BT)
 
 
+def _in_order(packs: Packs, batch_size: int, make: Callable[[np.ndarray], Batch]) -> grain.MapDataset:
+    filled = np.pad(np.arange(len(packs)), (0, -len(packs) % batch_size), constant_values=-1).reshape(-1, batch_size)
+    return grain.MapDataset.source(list(filled)).map(make)
+
+
+def _training_packs(store: Rows, rows: np.ndarray, padding: Padding, seed: int) -> Packs:
+    # Conversations that lie side by side in a file may be alike.
+    mixed = np.random.default_rng(seed).permutation(rows) if isinstance(padding, Packed) else rows
+    return _packs(store, mixed, padding)
+
+
 def _packs(store: Rows, rows: np.ndarray, padding: Padding) -> Packs:
     return first_fit(rows, store.lengths[rows], padding.length) if isinstance(padding, Packed) else alone(rows)
 
 
-def _global_batch(store: Rows, packs: Packs, picks: np.ndarray, padding: Padding, host: Host) -> Batch:
+def _global_batch(
+    store: Rows, packs: Packs, picks: np.ndarray, padding: Padding, host: Host, numbered: bool = False
+) -> Batch:
     """This host's rows of a global batch, padded to the length that all hosts agree on; -1 is a row of padding."""
     if isinstance(padding, Buckets):
         longest = max((store.lengths[packs[pick]].max() for pick in picks if pick >= 0), default=0)
@@ -164,7 +185,9 @@ def _global_batch(store: Rows, packs: Packs, picks: np.ndarray, padding: Padding
         length = padding.length
     ours = np.split(picks, host.count)[host.index]
     groups = [packs[pick] if pick >= 0 else () for pick in ours]
-    return lay_out([[document for row in group for document in store.documents(row)] for group in groups], length)
+    documents = [[document for row in group for document in store.documents(row)] for group in groups]
+    batch = lay_out(documents, length)
+    return batch._replace(rows_B=ours.astype(np.int32)) if numbered else batch
 
 
 class _SortedWindows:

@@ -1,22 +1,30 @@
 """Atomic, asynchronous checkpoints of everything a run needs to go on bit for bit."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 State = TypeVar("State")
+_METRIC = "accepted_length"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """every: steps between checkpoints (one is also written at the end and on a signal); keep: how many stay."""
+    """every: steps between checkpoints (one is also written with each evaluation, at the end and on a signal).
+
+    keep: how many of the newest stay; the one that was judged best by its accepted length stays too.
+    export: whether the drafter that a run ends with is that of its best checkpoint or of its last.
+    """
 
     every: int = 500
     keep: int = 2
+    export: Literal["best", "last"] = "best"
 
     def __post_init__(self):
         for name in ("every", "keep"):
@@ -36,7 +44,11 @@ class Checkpoints:
     """The checkpoints under one folder; an interrupted save leaves the last complete one in place."""
 
     def __init__(self, folder: Path, config: CheckpointConfig):
-        options = ocp.CheckpointManagerOptions(max_to_keep=config.keep, enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            best_fn=_verdict,
+            preservation_policy=AnyPreservationPolicy([LatestN(config.keep), BestN(get_metric_fn=_verdict, n=1)]),
+            enable_async_checkpointing=True,
+        )
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     @property
@@ -44,8 +56,18 @@ class Checkpoints:
         """Step of the last complete checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, data: Any, config: Mapping[str, Any]) -> None:
-        """Start writing: the arrays are copied off the device before this returns, the files follow later."""
+    @property
+    def best(self) -> int | None:
+        """Step of the checkpoint that was judged best; the newest of those alike, or of all where none was judged."""
+        return self._manager.best_step()
+
+    def save(
+        self, step: int, state: Any, data: Any, config: Mapping[str, Any], accepted_length: float | None = None
+    ) -> None:
+        """Start writing: the arrays are copied off the device before this returns, the files follow later.
+
+        accepted_length: what an evaluation found of this very state, if there was one.
+        """
         if step == self.latest:
             return
         self._manager.save(
@@ -55,6 +77,7 @@ class Checkpoints:
                 data=ocp.args.JsonSave(data),
                 config=ocp.args.JsonSave(dict(config)),
             ),
+            metrics={} if accepted_length is None else {_METRIC: accepted_length},
         )
 
     def require(self, config: Mapping[str, Any], free: frozenset[str]) -> None:
@@ -73,9 +96,12 @@ class Checkpoints:
                     "put it back, name another --run-dir, or start again with --fresh"
                 )
 
-    def restore(self, like: State) -> Restored:
-        """The last complete checkpoint, laid out and sharded like `like`. FileNotFoundError when there is none."""
-        step, leaves = self.latest, _by_path(like)
+    def restore(self, like: State, step: int | None = None) -> Restored:
+        """The checkpoint of that step, by default the last complete one, laid out and sharded like `like`.
+
+        FileNotFoundError when there is none.
+        """
+        step, leaves = self.latest if step is None else step, _by_path(like)
         if step is None:
             raise FileNotFoundError(f"{self._manager.directory} holds no complete checkpoint")
         restored = self._manager.restore(
@@ -94,6 +120,10 @@ class Checkpoints:
     def close(self) -> None:
         self.wait()
         self._manager.close()
+
+
+def _verdict(metrics: Mapping[str, float]) -> float:
+    return metrics.get(_METRIC, -math.inf)
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:

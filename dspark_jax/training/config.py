@@ -11,6 +11,8 @@ from dspark_jax.data.pipeline import Packed, PadTo
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.draft import DrafterShape
 from dspark_jax.training.evaluate import EvaluationConfig
+from dspark_jax.training.export import Layout
+from dspark_jax.training.features import FeatureConfig
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.overrides import nearest
 from dspark_jax.training.sources import ChatFiles, PackedShards, SelfSampled
@@ -34,6 +36,7 @@ class TrainConfig:
     precision: dtype of the forward and backward pass and of the target; the drafter's masters are float32.
     fsdp, tensor: ways the parameters are split; the devices left over hold copies and share the batch.
     log_every: steps between two fetches of metrics, the only time the host waits for the device.
+    export: layouts that the finished drafter is written in; DeepSpec's, which serving reads, always is.
     """
 
     target: str
@@ -48,12 +51,14 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    features: FeatureConfig = field(default_factory=FeatureConfig)
     accumulate: int = 1
     remat: Remat = "none"
     precision: Precision = "bfloat16"
     fsdp: int = 1
     tensor: int = 1
     log_every: int = 10
+    export: tuple[Layout, ...] = ("deepspec",)
     seed: int = 0
 
     def __post_init__(self):
@@ -81,7 +86,8 @@ class TrainConfig:
 
 # May differ between a checkpoint and the run that goes on from it: they change what is written, not what is learnt.
 FREE_ON_RESUME = frozenset(
-    {"log_every", "checkpoint.every", "checkpoint.keep"}
+    {"log_every", "export", "features.max_gb", "features.directory"}
+    | {f"checkpoint.{name}" for name in CheckpointConfig.__dataclass_fields__}
     | {f"evaluation.{name}" for name in EvaluationConfig.__dataclass_fields__}
 )
 

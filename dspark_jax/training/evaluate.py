@@ -116,6 +116,12 @@ class Evaluator:
         return values
 
 
+def mean_accepted_length(values: Values) -> float:
+    """What checkpoints are judged by: the mean over the temperatures that were decoded at."""
+    lengths = [value for name, value in values.items() if name.startswith("accepted_length_t")]
+    return sum(lengths) / len(lengths)
+
+
 def held_out_prompts(store: Rows, rows: np.ndarray, count: int, longest: int) -> list[tuple[int, ...]]:
     """What comes before the first learnt token of up to `count` held-out documents, where that is at most `longest`."""
     documents = (document for row in rows for document in store.documents(row))

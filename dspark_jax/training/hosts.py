@@ -85,11 +85,16 @@ def require_alike(what: str, value: int) -> None:
         )
 
 
+def agreed(value: float) -> float:
+    """What the first process says: each has measured for itself, and all must decide alike."""
+    return value if alone() else float(multihost_utils.broadcast_one_to_all(np.float32(value)))
+
+
 def on_devices(batch: Batch, sharding: jax.sharding.Sharding) -> Batch:
     """A global batch of which this process holds its share."""
     if alone():
         return jax.device_put(batch, sharding)
-    return Batch(*(jax.make_array_from_process_local_data(sharding, np.asarray(part)) for part in batch))
+    return jax.tree.map(lambda part: jax.make_array_from_process_local_data(sharding, np.asarray(part)), batch)
 
 
 def gathered(tree: Tree, mesh: Mesh | None = None) -> Tree:

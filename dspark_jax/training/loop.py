@@ -1,35 +1,37 @@
 """A training run, from its first step to the exported drafter or to the signal that stops it."""
 
-import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
-import jax.numpy as jnp
 from rich.console import Console
 
-from dspark_jax.interop.deepspec import save_drafter
 from dspark_jax.interop.tensor_files import read_json
+from dspark_jax.training.cached_step import CachedStep
 from dspark_jax.training.checkpoint import Checkpoints
 from dspark_jax.training.config import FREE_ON_RESUME, TrainConfig
+from dspark_jax.training.curves import draw_curves
+from dspark_jax.training.evaluate import mean_accepted_length
+from dspark_jax.training.export import RECORD, export_drafter
 from dspark_jax.training.feed import Feed
-from dspark_jax.training.hosts import alone, anywhere, first, gathered, meet
+from dspark_jax.training.hosts import agreed, alone, anywhere, first, gathered, meet
 from dspark_jax.training.interrupt import Interrupt
 from dspark_jax.training.overrides import flatten
 from dspark_jax.training.progress import Display
 from dspark_jax.training.report import NoReport, Report, Window, read_report
 from dspark_jax.training.setup import prepare
 
-_RECORD = "metrics.json"
 _CONTENTS = "data.contents"
-_OURS = ("checkpoints", "tokens", "tensorboard", "drafter", "metrics.jsonl")
+_OURS = (
+    *("checkpoints", "tokens", "features", "tensorboard", "drafter", "drafter-speculators"),
+    *("metrics.jsonl", "curves.png"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The drafter's folder and its last evaluation."""
+    """The drafter's folder and the evaluation of that drafter."""
 
     drafter: Path
     evaluation: dict
@@ -58,7 +60,7 @@ def train(
     checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint)
     try:
         checkpoints.require(flatten(config), FREE_ON_RESUME | {_CONTENTS})
-        if (run_dir / "drafter" / _RECORD).exists():
+        if (run_dir / "drafter" / RECORD).exists():
             return _report_finished(run_dir, console)
         return _train(config, run_dir, checkpoints, command, console)
     finally:
@@ -80,10 +82,13 @@ def _train(
     display = Display(step, setup.steps, console)
     interrupt = Interrupt(lambda: display.say("Stopping when this step is done and saved; once more stops at once."))
 
-    def evaluate() -> None:
+    def evaluate() -> float:
         values = setup.evaluate(state.drafter)
         report.write(step, "evaluation", values)
+        if first() and step:
+            draw_curves(run_dir)
         display.say(f"step {step}: {_accepted_lengths(values)}, held-out loss {values['loss']:.3f}")
+        return agreed(mean_accepted_length(values))
 
     with display, interrupt:
         if resuming:
@@ -103,49 +108,48 @@ def _train(
                 report.write(step, "train", values)
                 display.show(step, values)
             with window.paused():
-                if step % config.evaluation.every == 0 or last:
-                    evaluate()
-                if step % config.checkpoint.every == 0 or last:
-                    checkpoints.save(step, state, feed.state, facts)
+                judged = evaluate() if step % config.evaluation.every == 0 or last else None
+                if judged is not None or step % config.checkpoint.every == 0:
+                    checkpoints.save(step, state, feed.state, facts, judged)
             # Several processes have to agree, and only wait for each other where they wait for the device anyhow.
             if step % config.log_every == 0 or alone():
                 stopping = anywhere(interrupt.signal is not None)
         report.close()
+        if isinstance(setup.step, CachedStep):
+            setup.step.features.flush()
         if stopping and step < setup.steps:
             checkpoints.save(step, state, feed.state, facts)
             checkpoints.wait()
             display.say(f"Stopped at step {step} of {setup.steps}, all of it saved; to go on: {command}")
             return Stopped(step=step, signal=interrupt.signal or Signals.SIGTERM)
 
+    checkpoints.wait()
+    exported = step if config.checkpoint.export == "last" else checkpoints.best
+    if exported != step:
+        state = checkpoints.restore(state, exported).state
     drafter = gathered(state.drafter)
     if first():
-        _export(config, run_dir, drafter, setup.reader.directory, step, command)
+        record = {
+            "command": command,
+            "steps": step,
+            "exported_step": exported,
+            "evaluation": next(line for line in read_report(run_dir, "evaluation") if line["step"] == exported),
+            "config": flatten(config),
+        }
+        directory = setup.reader.directory
+        export_drafter(run_dir, drafter, config.export, target=config.target, directory=directory, record=record)
     meet("exported")
     return _report_finished(run_dir, console)
 
 
-def _export(config: TrainConfig, run_dir: Path, drafter, target: Path, step: int, command: str) -> None:
-    """The drafter as serving reads it. The record comes last: where it is, the run is finished."""
-    folder = run_dir / "drafter"
-    save_drafter(folder, drafter, extra_config=read_json(target / "config.json"), dtype=jnp.bfloat16)
-    record = {
-        "command": command,
-        "steps": step,
-        "evaluation": read_report(run_dir, "evaluation")[-1],
-        "config": flatten(config),
-    }
-    partial = folder / f".{_RECORD}"
-    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / _RECORD)
-
-
 def _report_finished(run_dir: Path, console: Console) -> Finished:
     folder = run_dir / "drafter"
-    record = read_json(folder / _RECORD)
+    record = read_json(folder / RECORD)
     _say(
         console,
         f"{run_dir} is finished after {record['steps']} steps: {_accepted_lengths(record['evaluation'])}. "
-        f"The drafter is in {folder}; --fresh trains again from the start.",
+        f"The drafter is in {folder}, that of step {record['evaluation']['step']}; --fresh trains again from the "
+        "start.",
     )
     return Finished(drafter=folder, evaluation=record["evaluation"])
 

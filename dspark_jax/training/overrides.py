@@ -129,7 +129,8 @@ def _describe(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_describe(argument) for argument in arguments)
     if origin is tuple:
-        return f"a comma-separated list of {arguments[0].__name__}"
+        inner = arguments[0]
+        return f"a comma-separated list of {', '.join(get_args(inner)) or inner.__name__}"
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}

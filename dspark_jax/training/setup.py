@@ -13,19 +13,22 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from dspark_jax.core.mesh import make_mesh, sharding
-from dspark_jax.data.pipeline import Batch, Rows, evaluation_batches, iterate, training_batches
+from dspark_jax.data.pipeline import Rows, evaluation_batches, iterate, training_batches
 from dspark_jax.interop.huggingface import load_target, read_spec, resolve, stop_ids
 from dspark_jax.targets.model import Target
+from dspark_jax.training.cached_step import Step, cached_step
 from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
+from dspark_jax.training.export import require_exportable
+from dspark_jax.training.features import require_alone
 from dspark_jax.training.feed import Batches
 from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_alike
 from dspark_jax.training.known_targets import shipped_target
 from dspark_jax.training.optimizer import build_optimizer
 from dspark_jax.training.program import jitted_step, shardings_of, step_config
 from dspark_jax.training.sources import Reader, fingerprint_of, open_store, split_rows
-from dspark_jax.training.step import Metrics, StepConfig, TrainState, init_state
+from dspark_jax.training.step import StepConfig, TrainState, init_state
 
 Tree = TypeVar("Tree")
 
@@ -37,7 +40,7 @@ class Setup:
     reader: Reader
     target: Target
     state: TrainState
-    step: Callable[[TrainState, Target, Batch], tuple[TrainState, Metrics]]
+    step: Step
     steps: int
     contents: str
     batches: Batches
@@ -51,10 +54,12 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     ValueError or OSError, one sentence each, for a target, data or sizes that do not fit.
     """
     mesh = _mesh(config)
+    require_alone(config.features, jax.process_count())
     directory = find_target(config.target)
     spec = read_spec(directory)
     _refuse_long(config, spec.max_len)
     drafter_config = draft_config(config.drafter, spec)
+    require_exportable(config.export, drafter_config, config.target, directory)
     target = load_target(directory, config.dtype, mesh=mesh, say=say)
     # To decode with, each process has a target of its own: which rows are done when is its own business.
     own = target if alone() else load_target(directory, config.dtype, mesh=own_mesh())
@@ -73,13 +78,28 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
         seed=config.seed,
         epochs=None if config.steps else config.epochs,
         host=here(),
+        numbered=config.features.kind != "online",
     )
     steps = config.steps or len(batches)
 
     optimizer = build_optimizer(config.optimizer, steps)
     state = place(mesh, _initial(config, drafter_config, optimizer))
     fixed = step_config(config, mesh)
-    step = jitted_step(optimizer, fixed, state)
+    step: Step = jitted_step(optimizer, fixed, state)
+    if config.features.kind != "online":
+        step = cached_step(
+            step,
+            config,
+            run_dir / "features",
+            fixed=fixed,
+            reader=reader,
+            target=target,
+            taps=state.drafter.tapped_layers,
+            store=store,
+            rows=rows,
+            contents=contents,
+            say=say,
+        )
     return Setup(
         reader=reader,
         target=target,

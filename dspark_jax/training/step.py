@@ -17,6 +17,7 @@ from dspark_jax.ops.losses import Mean
 from dspark_jax.targets.model import Target
 from dspark_jax.training.draft import Drafter
 from dspark_jax.training.objective import Objective, Rows, Terms
+from dspark_jax.training.stored import Stored, StoredDType, store
 
 Tree = TypeVar("Tree")
 Metrics = dict[str, Mean]
@@ -54,20 +55,21 @@ def train_step(
     state: TrainState,
     target: Target,
     batch: Batch,
+    seen: Stored | None = None,
     *,
     optimizer: optax.GradientTransformation,
     config: StepConfig,
 ) -> tuple[TrainState, Metrics]:
     """One update from one batch.
 
-    The target is an argument, never a constant of the compiled program, and its features are computed here: nothing
-    is cached. Each loss term is divided by its weight sum over the whole batch, in however many parts that is. Nothing
-    is learnt from a row of which the target's outputs are not finite; it counts under "rows_skipped". A step without
-    other rows, or whose loss or gradient is not finite, changes no parameter and no optimizer state; it counts under
-    "skipped" and in no other mean.
+    The target is an argument, never a constant of the compiled program. Its outputs are computed here unless `seen`
+    holds them: then its layers are not run. Each loss term is divided by its weight sum over the whole batch, in
+    however many parts that is. Nothing is learnt from a row of which the target's outputs are not finite; it counts
+    under "rows_skipped". A step without other rows, or whose loss or gradient is not finite, changes no parameter and
+    no optimizer state; it counts under "skipped" and in no other mean.
     """
     with on_mesh(config.mesh):
-        value, terms, rows_skipped, grads = _gradient(state, target, batch, config)
+        value, terms, rows_skipped, grads = _gradient(state, target, batch, seen, config)
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm) & (rows_skipped.sum < rows_skipped.count)
     updates, opt_state = optimizer.update(
@@ -88,15 +90,17 @@ def train_step(
     return after, metrics | {"tokens": _once(jnp.sum(batch.segments_BT > 0))}
 
 
-def _gradient(state: TrainState, target: Target, batch: Batch, config: StepConfig) -> tuple[Array, Terms, Mean, Any]:
+def _gradient(
+    state: TrainState, target: Target, batch: Batch, seen: Stored | None, config: StepConfig
+) -> tuple[Array, Terms, Mean, Any]:
     """The loss, its terms, the share of rows left out of it, and its gradient, over the whole batch."""
     # The key belongs to the batch number, so a resumed run draws the anchors an uninterrupted one would.
     key = jax.random.fold_in(state.key, state.step)
     drawn = config.objective.draw(_rows(batch), key)
     counts = config.objective.counts(state.drafter, drawn)
 
-    def loss(masters: Drafter, part: Any) -> tuple[Array, tuple[Terms, Mean]]:
-        terms, rows_skipped = _terms(masters, target, part, config)
+    def loss(masters: Drafter, part: tuple[Any, Stored | None]) -> tuple[Array, tuple[Terms, Mean]]:
+        terms, rows_skipped = _terms(masters, target, part[0], part[1], config)
         return config.objective.loss(_over(terms, counts)), (terms, rows_skipped)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
@@ -104,13 +108,13 @@ def _gradient(state: TrainState, target: Target, batch: Batch, config: StepConfi
 
     gradient = jax.value_and_grad(loss, has_aux=True)
     if config.accumulate == 1:
-        (value, (terms, rows_skipped)), grads = gradient(state.drafter, drawn)
+        (value, (terms, rows_skipped)), grads = gradient(state.drafter, (drawn, seen))
     else:
         none = Mean(sum=jnp.zeros(()), count=jnp.zeros(()))
         zero = ((jnp.zeros(()), (counts, none)), jax.tree.map(jnp.zeros_like, state.drafter))
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zero)
         ((value, (terms, rows_skipped)), grads), _ = lax.scan(
-            add, zero, jax.tree.map(partial(_parts, config.accumulate), drawn)
+            add, zero, jax.tree.map(partial(_parts, config.accumulate), (drawn, seen))
         )
     return value, terms, rows_skipped, grads
 
@@ -118,17 +122,34 @@ def _gradient(state: TrainState, target: Target, batch: Batch, config: StepConfi
 def measure(masters: Drafter, target: Target, batch: Batch, key: Key[Array, ""], config: StepConfig) -> Terms:
     """The loss terms of one batch, the drafter computed in config.dtype; `key` decides what the objective draws."""
     with on_mesh(config.mesh):
-        return _terms(masters, target, config.objective.draw(_rows(batch), key), config)[0]
+        return _terms(masters, target, config.objective.draw(_rows(batch), key), None, config)[0]
+
+
+def look(target: Target, batch: Batch, *, taps: tuple[int, ...], dtype: StoredDType, config: StepConfig) -> Stored:
+    """What train_step would compute of the target, to be kept; in as many parts as there."""
+
+    def one(rows: Rows) -> Stored:
+        rows = constrain(rows, "batch")
+        return store(target.encode(rows.tokens_BT, taps, rows.starts_BT), dtype)
+
+    with on_mesh(config.mesh):
+        if config.accumulate == 1:
+            return one(_rows(batch))
+        parts = lax.map(one, jax.tree.map(partial(_parts, config.accumulate), _rows(batch)))
+        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
 
 
 def _rows(batch: Batch) -> Rows:
     return Rows(*map(jnp.asarray, (batch.tokens_BT, batch.loss_mask_BT, batch.segments_BT)))
 
 
-def _terms(masters: Drafter, target: Target, drawn: Any, config: StepConfig) -> tuple[Terms, Mean]:
+def _terms(masters: Drafter, target: Target, drawn: Any, held: Stored | None, config: StepConfig) -> tuple[Terms, Mean]:
     """The terms, and the share of rows left out of them."""
-    drafter, drawn = cast(masters, config.dtype), constrain(drawn, "batch")
-    seen = target.encode(drawn.rows.tokens_BT, drafter.tapped_layers, drawn.rows.starts_BT)
+    drafter, (drawn, held) = cast(masters, config.dtype), constrain((drawn, held), "batch")
+    if held is None:
+        seen = target.encode(drawn.rows.tokens_BT, drafter.tapped_layers, drawn.rows.starts_BT)
+    else:
+        seen = held.output(config.dtype)
     sound_B = _finite_rows(seen.features_BTE) & _finite_rows(seen.hidden_BTD)
     # Not just unsupervised: a gradient of 0 times something infinite would not be 0.
     drawn = replace(

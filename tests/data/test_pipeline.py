@@ -14,6 +14,7 @@ from dspark_jax.data.pipeline import (
     evaluation_batches,
     iterate,
     lay_out,
+    numbered_batches,
     training_batches,
 )
 from dspark_jax.data.store import TokenStore
@@ -185,3 +186,21 @@ def test_impossible_batches_are_refused():
         training_batches(store, np.arange(3), batch_size=4, epochs=1, **args)
     with pytest.raises(ValueError, match="bucket lengths rise"):
         Buckets(lengths=(32, 16))
+
+
+@pytest.mark.parametrize("padding", [PadTo(length=8), Packed(length=8)])
+def test_a_row_has_the_same_number_in_every_epoch_and_in_the_list_of_all(padding):
+    args = {"batch_size": 3, "padding": padding, "seed": 5}
+    store = store_of([3, 5, 2, 8, 4, 1, 6])
+    listed = {}
+    for batch in numbered_batches(store, np.arange(7), **args):
+        for row, number in enumerate(batch.rows_B.tolist()):
+            if number >= 0:
+                listed[number] = batch.tokens_BT[row].tolist()
+    assert sorted(listed) == list(range(len(listed)))
+    seen = set()
+    for batch in training_batches(store, np.arange(7), epochs=3, numbered=True, **args):
+        for row, number in enumerate(batch.rows_B.tolist()):
+            assert listed[number] == batch.tokens_BT[row].tolist()
+            seen.add(number)
+    assert seen == set(listed)

@@ -73,6 +73,29 @@ def test_only_the_newest_stay(open_):
     assert open_().latest == 3
 
 
+def test_the_best_stays_beside_the_newest(open_):
+    checkpoints = open_(keep=1)
+    for step, accepted_length in ((1, 1.0), (2, 3.0), (3, None), (4, 2.0), (5, None)):
+        checkpoints.save(step, state(step), {}, CONFIG, accepted_length)
+    checkpoints.close()
+    again = open_(keep=1)
+    assert (again.best, again.latest) == (2, 5)
+    assert same(again.restore(state(0), 2).state, state(2))
+    with pytest.raises(FileNotFoundError):
+        again.restore(state(0), 4)
+    again.save(6, state(6), {}, CONFIG, 3.0)
+    again.wait()
+    assert again.best == 6, "of those alike the newest"
+
+
+def test_where_none_was_judged_the_newest_is_best(open_):
+    checkpoints = open_()
+    assert checkpoints.best is None
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {}, CONFIG)
+    assert checkpoints.best == 2
+
+
 def test_a_step_saved_already_is_not_written_again(open_):
     checkpoints = open_()
     checkpoints.save(1, state(1), {"a": 1}, CONFIG)

@@ -160,3 +160,9 @@ def test_a_drafter_that_does_not_fit_is_refused_before_the_target_is_loaded(smal
 def test_lengths_past_the_target_are_refused(small_config, tmp_path):
     with pytest.raises(ValueError, match=r"sequence_length 60 and evaluation\.new_tokens 8 together pass .* 64"):
         prepare(replace(small_config, sequence_length=60), tmp_path, print)
+
+
+def test_layouts_to_export_are_named_in_a_list(small_config):
+    assert apply_overrides(small_config, ["export=deepspec,speculators"]).export == ("deepspec", "speculators")
+    with pytest.raises(ValueError, match="export takes a comma-separated list of deepspec, speculators, not 'onnx'"):
+        apply_overrides(small_config, ["export=onnx"])

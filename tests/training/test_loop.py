@@ -16,9 +16,16 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
+from dspark_jax.cli.main import main
 from dspark_jax.interop.drafters import load_drafter
 from dspark_jax.interop.huggingface import load_target
+from dspark_jax.training import loop
 from dspark_jax.training.checkpoint import CheckpointConfig
+from dspark_jax.training.config import find_config
+from dspark_jax.training.draft import draft_config
+from dspark_jax.training.export import require_exportable
+from dspark_jax.training.features import FeatureConfig
+from dspark_jax.training.known_targets import target_facts
 from dspark_jax.training.loop import Finished, Stopped, train
 from dspark_jax.training.report import read_report
 
@@ -91,21 +98,55 @@ def test_a_run_ends_with_a_drafter_a_record_and_a_log(whole, small_config):
     assert {"loss", "accept_K", "accepted_length_t0", "accepted_length_t1"} <= record["evaluation"].keys()
     assert [line["step"] for line in read_report(folder, "train")] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in read_report(folder, "evaluation")] == [0, 3, 6]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "step 3: accepted length" in said
     assert f"The drafter is in {folder}/drafter" in said
 
 
 def test_the_exported_drafter_is_the_trained_one(whole, small_config, small_target):
-    folder, _, _ = whole
-    exported = load_drafter(folder / "drafter", target=load_target(small_target))
-    state = contents(folder, 6)["state"]
+    folder, outcome, _ = whole
+    exported = assert_exported(folder, outcome.evaluation["step"], small_target)
     assert exported.config.tapped_layers == (-1, 0)
+
+
+def assert_exported(folder: Path, step: int, target: Path):
+    exported = load_drafter(folder / "drafter", target=load_target(target))
+    state = contents(folder, step)["state"]
     for name in ("fc", "hidden_norm.scale", "layers[0].attention.q", "markov_head.w2", "confidence_head.b"):
         trained = state[f".drafter.{name}.value"]
         ours = exported
         for part in name.replace("[0]", ".0").split("."):
             ours = ours[int(part)] if part.isdigit() else getattr(ours, part)
         assert np.array_equal(np.asarray(ours[...]), trained.astype("bfloat16").astype(np.float32)), name
+    return exported
+
+
+@pytest.mark.parametrize(("export", "step"), [("best", 3), pytest.param("last", 6, marks=pytest.mark.slow)])
+def test_the_best_drafter_is_exported_unless_the_last_is_asked_for(
+    small_config, small_target, tmp_path, monkeypatch, export, step
+):
+    verdicts = iter((9.0, 2.0, 1.0))
+    monkeypatch.setattr(loop, "mean_accepted_length", lambda values: next(verdicts))
+    checkpoint = CheckpointConfig(every=1, keep=1, export=export)
+    config = replace(small_config, checkpoint=checkpoint, export=("deepspec", "speculators"))
+    outcome, said = run(config, tmp_path / "run")
+    assert outcome.evaluation["step"] == step
+    assert f"that of step {step}" in said
+    assert json.loads((tmp_path / "run" / "drafter" / "metrics.json").read_text())["exported_step"] == step
+    assert_exported(tmp_path / "run", step, small_target)
+    flags = ["--in", str(tmp_path / "run" / "drafter"), "--out", str(tmp_path / "converted"), "--to", "speculators"]
+    assert main(["convert", *flags, "--target", str(small_target)]) == 0
+    for name in ("config.json", "model.safetensors"):
+        ours, theirs = (folder / name for folder in (tmp_path / "run" / "drafter-speculators", tmp_path / "converted"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+def test_a_layout_that_cannot_hold_the_drafter_is_refused(small_target):
+    config = find_config("gemma4_12b", ROOT / "configs")
+    drafter = draft_config(config.drafter, target_facts(config.target).spec)
+    require_exportable(("deepspec",), drafter, config.target, small_target)
+    with pytest.raises(ValueError, match=r"export: this drafter cannot be written for speculators: .*Qwen3"):
+        require_exportable(("deepspec", "speculators"), drafter, config.target, small_target)
 
 
 def test_a_finished_run_says_so_and_is_left_alone(whole, small_config):
@@ -132,6 +173,19 @@ def test_a_signal_saves_and_the_same_call_goes_on_bit_for_bit(whole, small_confi
     assert isinstance(resumed, Finished)
     assert f"Resuming {tmp_path} at step {step} of 6." in said
     assert_same_run(tmp_path, whole[0], 6)
+
+
+@pytest.mark.slow
+def test_a_run_that_caches_as_it_goes_goes_on_bit_for_bit(small_config, tmp_path):
+    config = replace(small_config, features=FeatureConfig(kind="mixed", dtype="int8"), steps=20)
+    assert isinstance(run(config, tmp_path / "whole")[0], Finished)
+    stopped, _ = run(config, tmp_path / "stopped", Signaller("step 13/20", signal.SIGTERM))
+    assert stopped == Stopped(step=13, signal=signal.SIGTERM)
+    # Of what was kept, a part is lost.
+    for file in (tmp_path / "stopped" / "features").glob("*.arrayrecord"):
+        file.unlink()
+    run(config, tmp_path / "stopped")
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole", 20)
 
 
 def test_kill_9_goes_on_from_the_last_checkpoint_bit_for_bit(whole, small_target, tmp_path, compilation_cache):

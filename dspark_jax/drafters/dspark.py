@@ -20,7 +20,7 @@ from dspark_jax.drafters.base import CERTAIN, Proposal, check_sizes, check_taps,
 from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.block_attention import BlockAttention, PlainBlocks
-from dspark_jax.nn.cache import KVCache, init_cache, write
+from dspark_jax.nn.cache import Caching, KVCache, init_cache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.ops.long_attention import block_attention
 from dspark_jax.ops.masks import first_seen
@@ -76,7 +76,7 @@ class DSparkConfig:
         return (self.layer,) * self.num_layers
 
 
-class DSpark(nnx.Module):
+class DSpark(Caching):
     """Parameters of one drafter; embedding and LM head are the target's, passed in as `vocabulary`.
 
     `block_attention`: how decoding attends; None, plainly, until somebody who knows the device chooses.
@@ -136,11 +136,12 @@ class DSpark(nnx.Module):
         """Project features of positions start_B.. into every layer's cache; nothing else is needed."""
         context_BTD = self.context(features_BTE)
         positions_BT = start_B[:, None] + jnp.arange(features_BTE.shape[1])
-        pairs = [block.attention.keys_values(context_BTD, positions_BT) for block in self.layers]
-        return KVCache(
-            keys=tuple(write(old, k, start_B) for old, (k, _) in zip(state.keys, pairs, strict=True)),
-            values=tuple(write(old, v, start_B) for old, (_, v) in zip(state.values, pairs, strict=True)),
-        )
+        pairs = [
+            self.write(held, block.attention.keys_values(context_BTD, positions_BT), start_B)
+            for held, block in zip(zip(state.keys, state.values, strict=True), self.layers, strict=True)
+        ]
+        keys, values = zip(*pairs, strict=True)
+        return KVCache(keys=keys, values=values)
 
     def propose(
         self,

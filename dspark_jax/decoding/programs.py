@@ -17,6 +17,7 @@ from dspark_jax.decoding.scheduler import Guide
 from dspark_jax.drafters.base import Drafter
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.nn.block_attention import suited_to
+from dspark_jax.nn.cache import Caching, writes_suited_to
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 
@@ -49,10 +50,14 @@ class Programs:
     """Device functions over one set of weights. States are donated: the caller goes on with what it gets back."""
 
     def __init__(self, target: Target, drafter: Drafter, *, dtype: DType):
-        self._target = target
         where = jax.tree.leaves(target)[0].sharding
         if isinstance(drafter, DSpark) and drafter.block_attention is None:
             drafter = drafter.with_block_attention(suited_to(where))
+        if target.cache_write is None:
+            target = target.with_cache_write(writes_suited_to(where))
+        if isinstance(drafter, Caching) and drafter.cache_write is None:
+            drafter = drafter.with_cache_write(writes_suited_to(where))
+        self._target = target
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.

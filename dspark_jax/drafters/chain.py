@@ -9,13 +9,12 @@ from abc import abstractmethod
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Float, Int, Shaped, pytree
 from dspark_jax.drafters.base import CERTAIN, Proposal, top_two
 from dspark_jax.nn.block import Block, LayerSpec
-from dspark_jax.nn.cache import KVCache, init_cache, write
+from dspark_jax.nn.cache import Caching, KVCache, init_cache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.long_attention import block_attention, span_attention
@@ -31,7 +30,7 @@ class ChainState:
     hidden_BD: Float[Array, "B D"]
 
 
-class ChainDrafter(nnx.Module):
+class ChainDrafter(Caching):
     """What Eagle3 and MTP share: a subclass says how features and embeddings become the layer's input."""
 
     layer: Block
@@ -134,7 +133,7 @@ class ChainDrafter(nnx.Module):
         mask = causal_mask(start_B, length, span, self.spec.window)
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, KVCache]:
-            keys, values = write(cache.keys[0], k, start_B), write(cache.values[0], v, start_B)
+            keys, values = self.write((cache.keys[0], cache.values[0]), (k, v), start_B)
             mixed = attention(q, keys, values, mask, scale=self.spec.attention_scale)
             return mixed, KVCache(keys=(keys,), values=(values,))
 

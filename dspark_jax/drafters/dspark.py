@@ -20,10 +20,9 @@ from dspark_jax.drafters.base import CERTAIN, Proposal, check_sizes, check_taps,
 from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.block_attention import BlockAttention, PlainBlocks
-from dspark_jax.nn.cache import KVCache, init_cache, write
+from dspark_jax.nn.cache import Caching, KVCache, init_cache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
-from dspark_jax.ops.long_attention import block_attention
-from dspark_jax.ops.masks import first_seen
+from dspark_jax.nn.training_attention import PlainTraining, TrainingAttention
 from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
 
 
@@ -76,7 +75,7 @@ class DSparkConfig:
         return (self.layer,) * self.num_layers
 
 
-class DSpark(nnx.Module):
+class DSpark(Caching):
     """Parameters of one drafter; embedding and LM head are the target's, passed in as `vocabulary`.
 
     `block_attention`: how decoding attends; None, plainly, until somebody who knows the device chooses.
@@ -136,11 +135,12 @@ class DSpark(nnx.Module):
         """Project features of positions start_B.. into every layer's cache; nothing else is needed."""
         context_BTD = self.context(features_BTE)
         positions_BT = start_B[:, None] + jnp.arange(features_BTE.shape[1])
-        pairs = [block.attention.keys_values(context_BTD, positions_BT) for block in self.layers]
-        return KVCache(
-            keys=tuple(write(old, k, start_B) for old, (k, _) in zip(state.keys, pairs, strict=True)),
-            values=tuple(write(old, v, start_B) for old, (_, v) in zip(state.values, pairs, strict=True)),
-        )
+        pairs = [
+            self.write(held, block.attention.keys_values(context_BTD, positions_BT), start_B)
+            for held, block in zip(zip(state.keys, state.values, strict=True), self.layers, strict=True)
+        ]
+        keys, values = zip(*pairs, strict=True)
+        return KVCache(keys=keys, values=values)
 
     def propose(
         self,
@@ -212,36 +212,29 @@ class DSpark(nnx.Module):
         anchors_BA: Int[Array, "B A"],
         starts_BT: Int[Array, "B T"] | None = None,
         remat: bool = False,
+        attention: TrainingAttention | None = None,
     ) -> Float[Array, "B A K D"]:
         """Normed hidden states of the block at every anchor; blocks see the context before it and themselves.
 
         Where a row holds several documents, `starts_BT` says where each token's begins: a block sees its anchor's.
-        With `remat` the backward pass computes each layer again instead of keeping what it made.
+        With `remat` the backward pass computes each layer again instead of keeping what it made. `attention`: how
+        blocks attend; None is plainly.
         """
-        batch, length = tokens_BT.shape
-        num_anchors, block = anchors_BA.shape[1], self.config.input_slots
+        (batch, length), num_anchors, block = tokens_BT.shape, anchors_BA.shape[1], self.config.input_slots
+        attention = attention or PlainTraining()
         context_BTD = self.context(features_BTE)
         starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
         starts_BA = jnp.take_along_axis(starts_BT, anchors_BA, axis=1)
         context_positions = jnp.arange(length) - starts_BT
         positions_BAK = (anchors_BA - starts_BA)[..., None] + jnp.arange(block)
-        query_BAK = anchors_BA[..., None] + jnp.arange(block)
-        starts_BAK, last_BAK = (jnp.broadcast_to(x[..., None], query_BAK.shape) for x in (starts_BA, anchors_BA - 1))
-        spec = self.config.layer
-        first_BAK = first_seen(starts_BAK, query_BAK, spec.window)
         anchor_tokens_BA = jnp.take_along_axis(tokens_BT, anchors_BA, axis=1)
         x_BQD = self._block_inputs(vocabulary, anchor_tokens_BA).reshape(batch, num_anchors * block, -1)
 
         def through(layer: Block, x_BQD: Array) -> Array:
-            context_k, context_v = layer.attention.keys_values(context_BTD, context_positions)
+            context = layer.attention.keys_values(context_BTD, context_positions)
 
             def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-                own_k, own_v = (x.reshape(*x.shape[:2], num_anchors, block, -1) for x in (k, v))
-                q_BAKHC = q.reshape(batch, num_anchors, block, *q.shape[2:])
-                mixed = block_attention(
-                    q_BAKHC, context_k, context_v, own_k, own_v, first_BAK, last_BAK, scale=spec.attention_scale
-                )
-                return mixed.reshape(q.shape), None
+                return attention(self.config.layer, q, context, (k, v), anchors_BA, starts_BA), None
 
             return layer(x_BQD, positions_BAK.reshape(batch, -1), attend)[0]
 

@@ -10,6 +10,7 @@ from dspark_jax.core.arrays import Array, Bool, Float, Int
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.vocabulary_loss import Positions, Trained, compare_laws
 from dspark_jax.nn.layers import Vocabulary
+from dspark_jax.nn.training_attention import TrainingAttention
 from dspark_jax.ops.losses import BlockTerms, block_terms
 
 
@@ -74,17 +75,18 @@ def block_objective(
     weights: LossWeights,
     starts_BT: Int[Array, "B T"] | None = None,
     remat: bool = False,
+    attention: TrainingAttention | None = None,
     chunk: int = 64,
 ) -> BlockTerms:
     """Loss terms over the blocks at the given anchors.
 
     `hidden_BTD` are the target's normed hidden states: slot k is compared with its law at position anchor+k. Logits
-    exist for `chunk` slots of every row at a time. `remat`: see DSpark.training_blocks.
+    exist for `chunk` slots of every row at a time. `remat`, `attention`: see DSpark.training_blocks.
     """
     block, (batch, num_anchors) = drafter.block_size, anchors_BA.shape
     starts_BT = jnp.zeros_like(tokens_BT) if starts_BT is None else starts_BT
     tokens_BAN, mask_BAK = block_labels(tokens_BT, loss_mask_BT, anchors_BA, keep_BA, starts_BT, block)
-    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA, starts_BT, remat)
+    hidden_BAKD = drafter.training_blocks(vocabulary, tokens_BT, features_BTE, anchors_BA, starts_BT, remat, attention)
     latent_BAKR, confidence_BAK = drafter.head_inputs(hidden_BAKD, tokens_BAN[..., :-1])
     places = jnp.minimum(anchors_BA[..., None] + jnp.arange(block), tokens_BT.shape[1] - 1).reshape(batch, -1, 1)
 

@@ -8,12 +8,9 @@ from jax.sharding import Mesh, Sharding
 from dspark_jax.core.arrays import Array, Int
 from dspark_jax.kernels import block_attention as kernels
 from dspark_jax.nn.block import LayerSpec
-from dspark_jax.nn.cache import write
+from dspark_jax.nn.cache import Pair, PlainWrites, on_one_tpu
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.masks import cached_block_mask
-
-Pair = tuple[Array, Array]
-"""Keys and values."""
 
 
 @runtime_checkable
@@ -34,7 +31,7 @@ class PlainBlocks:
     def __call__(
         self, spec: LayerSpec, q_BKHC: Array, own: Pair, cache: Pair, start_B: Int[Array, "B"]
     ) -> tuple[Array, Pair]:
-        keys, values = (write(held, new, start_B) for held, new in zip(cache, own, strict=True))
+        keys, values = PlainWrites()(cache, own, start_B)
         mask = cached_block_mask(start_B, q_BKHC.shape[1], keys.shape[2], spec.window)
         return attention(q_BKHC, keys, values, mask, scale=spec.attention_scale), (keys, values)
 
@@ -62,5 +59,4 @@ class KernelBlocks:
 
 def suited_to(where: Sharding) -> BlockAttention:
     """The kernel on a single TPU, else plain operations, which XLA spreads over any mesh."""
-    on_one_tpu = [device.platform for device in where.device_set] == ["tpu"]
-    return KernelBlocks() if on_one_tpu else PlainBlocks()
+    return KernelBlocks() if on_one_tpu(where) else PlainBlocks()

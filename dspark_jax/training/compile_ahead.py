@@ -56,7 +56,7 @@ def compile_ahead(config: TrainConfig, topology: str, level: str | None, say: Sa
     say("minutes and runs nothing ...")
     with compilers(1) as pool:
         compiled = pool.submit(compile_step, config, spec, topology, level).result()
-    for line in report(compiled, step_flops(config, spec, plan.drafter_config), kind, machine, config):
+    for line in report(compiled, step_flops(config, spec, plan.drafter_config, kernel=True), kind, machine, config):
         say(line)
 
 

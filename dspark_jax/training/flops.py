@@ -23,8 +23,8 @@ class Flops:
         return Flops(needed=self.needed + other.needed, done=self.done + other.done)
 
 
-def step_flops(config: TrainConfig, target: TargetSpec, drafter: DrafterConfig) -> Flops:
-    """Of one step over the whole batch, every row full."""
+def step_flops(config: TrainConfig, target: TargetSpec, drafter: DrafterConfig, *, kernel: bool = False) -> Flops:
+    """Of one step over the whole batch, every row full. `kernel`: blocks attend by the TPU kernel."""
     length = config.sequence_length
     row = Flops(needed=0.0, done=0.0)
     for layer in target.layers:
@@ -34,22 +34,24 @@ def step_flops(config: TrainConfig, target: TargetSpec, drafter: DrafterConfig) 
             done=product + _attention(layer, length * length),
         )
     if isinstance(drafter, DSparkConfig):
-        row += _blocks(config, target, drafter)
+        row += _blocks(config, target, drafter, kernel)
     else:
         row += _chains(config, target, drafter)
     return Flops(needed=config.batch_size * row.needed, done=config.batch_size * row.done)
 
 
-def _blocks(config: TrainConfig, target: TargetSpec, drafter: DSparkConfig) -> Flops:
+def _blocks(config: TrainConfig, target: TargetSpec, drafter: DSparkConfig, kernel: bool) -> Flops:
     layer, length, count = drafter.layer, config.sequence_length, drafter.num_layers
     anchors = min(config.anchors, length)
     slots, labels = anchors * drafter.input_slots, anchors * drafter.block_size
     product = count * 2.0 * (slots * _weights(layer) + length * layer.d_model * _kv_width(layer))
     seen = count * _attention(layer, slots * (length / 2 + drafter.input_slots))
-    scored = count * _attention(layer, slots * (length + drafter.input_slots))
     again = config.remat == "layer"
-    # Forward and two products backward; scores are made anew backward, and so is a layer that is not kept.
-    layers = Flops(needed=3 * (product + seen), done=(3 + again) * product + (4 + again) * scored)
+    # Forward and two products backward; scores are made anew backward, and so is a layer that is not kept. The kernel
+    # makes them anew twice, and only where tiles are seen: half a tile of 128 more than is visible, and own blocks.
+    scored = count * _attention(layer, slots * (length + drafter.input_slots))
+    attended = (4.5 + again) * seen * (1 + 128 / length) if kernel else (4 + again) * scored
+    layers = Flops(needed=3 * (product + seen), done=(3 + again) * product + attended)
     return layers + _features(config, drafter) + _vocabulary(labels, target, drafter.markov_rank)
 
 

@@ -1,6 +1,7 @@
 """What a run minimises, by kind of drafter: the two objectives behind one protocol."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -13,6 +14,7 @@ from dspark_jax.drafters.chain_objective import chain_loss, chain_mask, chain_ob
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.objective import LossWeights, block_labels, block_objective, total_loss
 from dspark_jax.nn.layers import Vocabulary
+from dspark_jax.nn.training_attention import TrainingAttention
 from dspark_jax.ops.losses import BlockTerms, ChainTerms, Compared, Mean, block_terms, chain_terms
 from dspark_jax.ops.masks import document_starts
 from dspark_jax.targets.model import TargetOutput
@@ -69,11 +71,12 @@ class Objective(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class BlockObjective:
     """Of DSpark and DFlash: up to `anchors` blocks a row, drawn anew with each key. `remat`: the backward pass computes
-    each layer again."""
+    each layer again. `attention`: how blocks attend; None is plainly."""
 
     anchors: int
     weights: LossWeights
     remat: bool = False
+    attention: TrainingAttention | None = None
 
     def draw(self, rows: Rows, key: Key[Array, ""]) -> Blocks:
         anchors = min(self.anchors, rows.tokens_BT.shape[1])
@@ -108,6 +111,7 @@ class BlockObjective:
             weights=self.weights,
             starts_BT=drawn.rows.starts_BT,
             remat=self.remat,
+            attention=self.attention,
         )
 
     def loss(self, terms: BlockTerms) -> Float[Array, ""]:
@@ -149,14 +153,16 @@ class ChainObjective:
         return chain_loss(terms, self.step_decay)
 
 
-def objective_of(shape: DrafterShape, *, anchors: int, remat: bool = False) -> BlockObjective | ChainObjective:
-    """The objective that drafters of this shape are trained with."""
+def objective_of(
+    shape: DrafterShape, *, anchors: int, remat: bool = False, attention: TrainingAttention | None = None
+) -> BlockObjective | ChainObjective:
+    """The objective that drafters of this shape are trained with; the rest as in BlockObjective."""
+    blocks = partial(BlockObjective, anchors=anchors, remat=remat, attention=attention)
     match shape:
         case DSparkShape():
-            return BlockObjective(anchors=anchors, weights=shape.loss, remat=remat)
+            return blocks(weights=shape.loss)
         case DFlashShape():
-            weights = LossWeights(ce=1.0, l1=0.0, confidence=0.0, decay=shape.decay)
-            return BlockObjective(anchors=anchors, weights=weights, remat=remat)
+            return blocks(weights=LossWeights(ce=1.0, l1=0.0, confidence=0.0, decay=shape.decay))
     return ChainObjective(step_decay=shape.step_decay)
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from dspark_jax.core.mesh import sharding, variable_sharding
+from dspark_jax.nn.training_attention import training_suited_to
 from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.objective import objective_of
 from dspark_jax.training.step import StepConfig, train_step
@@ -30,7 +31,12 @@ def shardings_of(mesh: Mesh, tree: Tree) -> Tree:
 
 def step_config(config: TrainConfig, mesh: Mesh) -> StepConfig:
     """What the config says about a step on that mesh."""
-    objective = objective_of(config.drafter, anchors=config.anchors, remat=config.remat == "layer")
+    objective = objective_of(
+        config.drafter,
+        anchors=config.anchors,
+        remat=config.remat == "layer",
+        attention=training_suited_to(mesh),
+    )
     return StepConfig(objective=objective, dtype=config.dtype, accumulate=config.accumulate, mesh=mesh)
 
 

@@ -1,4 +1,4 @@
-"""Rounds that draft with the block attention kernel."""
+"""Rounds with the TPU kernels: block attention while drafting, and writes to the caches."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.nn.block_attention import KernelBlocks, PlainBlocks, suited_to
+from dspark_jax.nn.cache import KernelWrites, PlainWrites, writes_suited_to
 
 PROMPTS = [[5, 9, 2], [1] * 37, [7]]
 
@@ -29,6 +30,26 @@ def test_the_kernel_drafts_what_plain_operations_do(small):
     assert texts(target, drafter.with_block_attention(KernelBlocks(interpret=True))) == plain
     accepted, proposed = (sum(getattr(stats, name) for _, stats in plain) for name in ("accepted", "proposed"))
     assert 0 < accepted < proposed
+
+
+def test_caches_written_by_kernel_are_those_written_plainly(tiny_target, tiny_drafter):
+    tokens, start_B = jnp.arange(6).reshape(2, 3), jnp.array([125, 253])
+
+    def caches(how):
+        target, drafter = tiny_target.with_cache_write(how), tiny_drafter.with_cache_write(how)
+
+        def run():
+            out = target.extend(target.init_cache(2, 256, jnp.float32), tokens, start_B, drafter.tapped_layers)
+            state = drafter.init_state(2, 256, jnp.float32)
+            return out.cache, drafter.extend(state, target.vocabulary, out.features_BTE, tokens, start_B, start_B)
+
+        return jax.make_jaxpr(run)(), jax.jit(run)()
+
+    (kernel, found), (plain, expected) = caches(KernelWrites(interpret=True)), caches(PlainWrites())
+    layers = len(tiny_target.layers) + len(tiny_drafter.layers)
+    assert (str(kernel).count("name=cache_write"), str(plain).count("name=cache_write")) == (layers, 0)
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_it_leaves_the_cache_as_it_is_and_gives_the_same_hidden_states(tiny_target, tiny_drafter):
@@ -66,8 +87,10 @@ def test_only_a_single_tpu_takes_the_kernel_unasked():
 
     count = 1
     assert suited_to(Tpus()) == KernelBlocks()
+    assert writes_suited_to(Tpus()) == KernelWrites()
     count = 4
     assert suited_to(Tpus()) == PlainBlocks()
+    assert writes_suited_to(Tpus()) == PlainWrites()
     cpu = jax.devices()[:1]
     assert suited_to(SingleDeviceSharding(cpu[0])) == PlainBlocks()
     assert suited_to(NamedSharding(Mesh(np.array(cpu), ("data",)), PartitionSpec())) == PlainBlocks()

@@ -1,4 +1,4 @@
-"""Programs compiled for TPUs that are not there, in processes of their own."""
+"""Programs compiled for TPUs that are not there, and run on simulated devices, in processes of their own."""
 
 import importlib.util
 import json
@@ -11,10 +11,12 @@ import pytest
 
 from dspark_jax.training.compiler import ENVIRONMENT
 
-PRELUDE = r"""
+AHEAD = r"""
 import json
 import re
 import sys
+from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +39,35 @@ def copied(compiled, dims):
     return [found for found in moves if sorted(map(int, found.split(","))) == sorted(dims)]
 
 
-def report(**facts):
+def report(compiled, dims, **facts):
+    facts |= {
+        "kernels": compiled.as_text().count('custom_call_target="tpu_custom_call"'),
+        "copied": copied(compiled, dims),
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+    }
     print(json.dumps(facts))
 """
+
+SIMULATED = """
+import jax
+
+jax.config.update("jax_num_cpu_devices", 4)
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax.core.mesh import make_mesh
+
+rng = np.random.default_rng(0)
+draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+mesh = make_mesh(tensor=2)
+assert mesh.devices.shape == (2, 1, 2)
+"""
+
+
+@pytest.fixture(params=["v5e", "tpu7x", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("v4", "v5p", "v6e"))])
+def kind(request):
+    """A generation of TPUs; the ordinary run compiles for an old and a new one."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -47,20 +75,35 @@ def ahead():
     """ahead(kind, script): what the script reports, a list of dicts; skipped without libtpu."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install 'dspark-jax[tpu]'")
-    environment = os.environ | ENVIRONMENT
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
 
     def run(kind, script):
-        done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + script, kind],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        said = _python(AHEAD + script, kind, environment=ENVIRONMENT)
+        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def simulated():
+    """simulated(script): run it on a mesh of 2 x 1 x 2 simulated devices; what it asserts is the test."""
+
+    def run(script):
+        said = _python(SIMULATED + script + 'print("ran")', environment={"JAX_PLATFORMS": "cpu"})
+        assert said.strip() == "ran"
+
+    return run
+
+
+def _python(script, *arguments, environment):
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=Path(__file__).parents[2],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -1,21 +1,15 @@
 """The block attention kernel compiled ahead for every TPU, and spread over simulated devices."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+FEW = "CASES = (64, jnp.bfloat16, False, None), (128, jnp.bfloat16, True, 600)"
+ALL = "CASES = product((64, 128, 256), (jnp.bfloat16, jnp.float32), (False, True), (None, 600))"
 ONE = """
-from functools import partial
-from itertools import product
-
 from dspark_jax.kernels.block_attention import block_attention, paged_block_attention
 
 BATCH, SLOTS, HEADS, KV_HEADS, SPAN, PAGE = 16, 7, 8, 2, 4096, 256
 
-for channels, dtype, paged, window in product((64, 128, 256), (jnp.bfloat16, jnp.float32), (False, True), (None, 600)):
+for channels, dtype, paged, window in CASES:
     q = shape(BATCH, SLOTS, HEADS, channels, dtype=dtype)
     own = shape(BATCH, KV_HEADS, SLOTS, channels, dtype=dtype)
     start = shape(BATCH, dtype=jnp.int32)
@@ -28,10 +22,9 @@ for channels, dtype, paged, window in product((64, 128, 256), (jnp.bfloat16, jnp
     run = partial(run, scale=0.1, window=window, soft_cap=30.0)
     compiled = jax.jit(run).lower(q, cache, cache, own, own, *places).compile()
     report(
+        compiled,
+        cache.shape,
         case=f"{channels} {dtype.__name__} paged={paged} window={window}",
-        kernels=compiled.as_text().count('custom_call_target="tpu_custom_call"'),
-        copied=copied(compiled, cache.shape),
-        temporaries=compiled.memory_analysis().temp_size_in_bytes,
         # A sublane tile holds 16 rows of 128 lanes; a block's few rows are padded to it.
         queries=BATCH * SLOTS * HEADS * max(channels, 128) * 4 * 16,
         cache=cache.size * cache.dtype.itemsize,
@@ -39,8 +32,6 @@ for channels, dtype, paged, window in product((64, 128, 256), (jnp.bfloat16, jnp
 """
 
 SPREAD = """
-from functools import partial
-
 from dspark_jax.core.mesh import make_mesh, sharding
 from dspark_jax.kernels.block_attention import sharded_block_attention, sharded_paged_block_attention
 
@@ -58,18 +49,17 @@ for run, arguments in (
     compiled = jax.jit(partial(run, mesh, scale=0.1)).lower(*arguments).compile()
     held = compiled.input_shardings[0][1].shard_shape(arguments[1].shape)
     report(
-        kernels=compiled.as_text().count('custom_call_target="tpu_custom_call"'),
-        copied=copied(compiled, held),
-        collectives=len(re.findall(r" (?:all|collective|reduce)-[\\w-]+\\(", compiled.as_text())),
+        compiled, held, collectives=len(re.findall(r" (?:all|collective|reduce)-[\\w-]+\\(", compiled.as_text()))
     )
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
-def test_every_tpu_takes_the_kernel_and_leaves_the_cache_where_it_is(ahead, kind):
-    found = ahead(kind, ONE)
-    assert len(found) == 24
+@pytest.mark.parametrize(
+    ("cases", "count"), [(FEW, 2), pytest.param(ALL, 24, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_every_tpu_takes_the_kernel_and_leaves_the_cache_where_it_is(ahead, kind, cases, count):
+    found = ahead(kind, cases + ONE)
+    assert len(found) == count
     for facts in found:
         assert facts["kernels"] == 1, facts
         assert facts["copied"] == [], facts
@@ -80,7 +70,11 @@ def test_every_tpu_takes_the_kernel_and_leaves_the_cache_where_it_is(ahead, kind
 @pytest.mark.slow
 def test_devices_that_share_rows_and_heads_exchange_nothing(ahead):
     found = ahead("v5e", SPREAD)
-    assert found == [{"kernels": 1, "copied": [], "collectives": 0}] * 2
+    assert len(found) == 2
+    for facts in found:
+        assert facts["kernels"] == 1, facts
+        assert facts["copied"] == [], facts
+        assert facts["collectives"] == 0, facts
 
 
 ROUND = """
@@ -126,44 +120,35 @@ for channels in (64, 128):
         ),
     )
     compiled = Programs(target, drafter, dtype=jnp.bfloat16).lower(RoundPlan(), state, guide, Draws.GREEDY).compile()
-    text = compiled.as_text()
     report(
-        kernels=text.count('custom_call_target="tpu_custom_call"'),
-        copied=copied(compiled, state.draft.keys[0].shape),
-        temporaries=compiled.memory_analysis().temp_size_in_bytes,
+        compiled,
+        state.draft.keys[0].shape,
+        copied_target=copied(compiled, state.cache.keys[0].shape),
+        loops=[line[line.find("metadata") :] for line in compiled.as_text().splitlines() if " while(" in line],
         cache=state.draft.keys[0].size * 2,
     )
 """
 
 
 @pytest.mark.slow
-def test_a_whole_round_compiles_for_a_tpu_around_the_kernel(ahead):
+def test_a_whole_round_compiles_for_a_tpu_around_the_kernels(ahead):
+    """Attention of 3 draft layers, and writes to their caches and the 2 of the target."""
     for facts in ahead("v5e", ROUND):
-        assert facts["kernels"] == 3, facts
-        assert facts["copied"] == [], facts
+        assert facts["kernels"] == 3 + 3 + 2, facts
+        assert facts["copied"] == facts["copied_target"] == [], facts
+        assert not [loop for loop in facts["loops"] if "scatter" in loop or "dynamic_update_slice" in loop], facts
         assert facts["temporaries"] < facts["cache"] / 2, facts
 
 
 SIMULATED = """
-import jax
-
-jax.config.update("jax_num_cpu_devices", 4)
-import jax.numpy as jnp
-import numpy as np
-
-from dspark_jax.core.mesh import make_mesh
 from dspark_jax.kernels.block_attention import sharded_block_attention, sharded_paged_block_attention
 from dspark_jax.ops.block_attention import block_attention
 
-rng = np.random.default_rng(0)
-draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
 q, own_k, own_v = draw(4, 3, 4, 64), draw(4, 2, 3, 64), draw(4, 2, 3, 64)
 cache = draw(2, 4, 2, 256, 64)
 start = jnp.array([0, 100, 128, 250])
 how = {"scale": 0.2, "window": 140}
 expected = block_attention(q, *cache, own_k, own_v, start, **how)
-mesh = make_mesh(tensor=2)
-assert mesh.devices.shape == (2, 1, 2)
 spread = jax.jit(lambda *x: sharded_block_attention(mesh, *x, **how, tile=128, interpret=True))
 np.testing.assert_allclose(spread(q, *cache, own_k, own_v, start), expected, atol=1e-5)
 # Rows 0 and 1 keep pages 0..3 of the first device, rows 2 and 3 pages 0..3 of the second.
@@ -171,20 +156,9 @@ pages = cache.reshape(2, 4, 2, 2, 128, 64).swapaxes(2, 3).reshape(2, 8, 2, 128, 
 table = jnp.array([[0, 1], [2, 3]] * 2)
 spread = jax.jit(lambda *x: sharded_paged_block_attention(mesh, *x, **how, interpret=True))
 np.testing.assert_allclose(spread(q, *pages, own_k, own_v, table, start), expected, atol=1e-5)
-print("same")
 """
 
 
 @pytest.mark.slow
-def test_four_simulated_devices_compute_what_one_does():
-    done = subprocess.run(
-        [sys.executable, "-c", SIMULATED],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "same"
+def test_four_simulated_devices_compute_what_one_does(simulated):
+    simulated(SIMULATED)

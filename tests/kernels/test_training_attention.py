@@ -61,7 +61,7 @@ CASES = st.builds(
 )
 
 
-def check(case, interpret=True, tries=3, batch=2):
+def check(case, interpret=True, tries=2, batch=2):
     def value_and_gradient(run, arrays, places, d_out):
         out, back = jax.vjp(lambda *arrays: run(*arrays, *places), *arrays)
         return out, back(d_out)
@@ -85,7 +85,7 @@ def check(case, interpret=True, tries=3, batch=2):
     "case",
     [
         Case(channels=64, kv_heads=2, group=3, block=7, window=90),
-        Case(channels=128, block=8, length=256, anchors=40, dtype="bfloat16"),
+        Case(channels=128, block=8, length=256, dtype="bfloat16"),
     ],
     ids=str,
 )
@@ -110,10 +110,10 @@ def test_steps_read_the_context_that_is_visible_and_no_other():
     """Tiles of 2 queries, context tiles of 10."""
     low = jnp.array([[0, 0, 12, 25, 0, 0], [5, 30, 0, 0, 35, 31]])
     high = jnp.array([[10, 11, 30, 28, 0, 0], [5, 41, 0, 9, 36, 40]])
-    first, count = kernel.visible_tiles(low, high, 2, 10)
+    first, count = jax.jit(kernel.visible_tiles, static_argnums=(2, 3))(low, high, 2, 10)
     np.testing.assert_array_equal(first, [[0, 1, 0], [3, 0, 3]])
     np.testing.assert_array_equal(count, [[2, 2, 0], [2, 1, 1]])
-    first, count = kernel.seeing_tiles(first, count, 5)
+    first, count = jax.jit(kernel.seeing_tiles, static_argnums=2)(first, count, 5)
     np.testing.assert_array_equal(count, [[1, 2, 1, 0, 0], [1, 0, 0, 3, 1]])
     np.testing.assert_array_equal(np.where(count, first, -1), [[0, 0, 1, -1, -1], [1, -1, -1, 0, 0]])
 

@@ -59,10 +59,10 @@ def config_of(name, *changes):
     return apply_overrides(find_config(name, CONFIGS), changes)
 
 
-def flops_of(*changes):
+def flops_of(*changes, kernel=False):
     config = config_of("qwen3_4b", *changes)
     spec = target_facts(config.target).spec
-    return step_flops(config, spec, draft_config(config.drafter, spec))
+    return step_flops(config, spec, draft_config(config.drafter, spec), kernel=kernel)
 
 
 def test_what_is_in_a_loop_counts_as_often_as_it_runs():
@@ -83,6 +83,9 @@ def test_operations_follow_the_sizes():
     again = flops_of("remat=layer")
     assert again.needed == base.needed
     assert again.done > base.done
+    kernel = flops_of("remat=layer", kernel=True)
+    assert kernel.needed == base.needed
+    assert base.needed < kernel.done < again.done
 
 
 def test_the_report_takes_the_longest_limit():

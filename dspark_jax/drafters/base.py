@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.layers import Vocabulary
@@ -32,10 +33,20 @@ CERTAIN = 30.0
 
 def top_two(logits_BV: Float[Array, "B V"]) -> Float[Array, "B 2"]:
     """The two largest log-probabilities of each row at temperature 1; -inf for a second that does not exist."""
-    first = jnp.argmax(logits_BV, axis=-1, keepdims=True)
-    others = jnp.where(jnp.arange(logits_BV.shape[-1]) == first, -jnp.inf, logits_BV)
-    best = jnp.stack([jnp.max(logits_BV, axis=-1), jnp.max(others, axis=-1)], axis=-1)
-    return best - jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
+
+    def larger(these: tuple[Array, Array], those: tuple[Array, Array]) -> tuple[Array, Array]:
+        (first, second), (other, another) = these, those
+        runner_up = jnp.maximum(jnp.minimum(first, other), jnp.maximum(second, another))
+        return jnp.maximum(first, other), runner_up
+
+    # One pass for both, over the vocabulary folded in two: small batches wait for every further one.
+    vocab, lowest = logits_BV.shape[-1], jnp.asarray(-jnp.inf, logits_BV.dtype)
+    even_BV = jnp.pad(logits_BV, [(0, 0)] * (logits_BV.ndim - 1) + [(0, vocab % 2)], constant_values=lowest)
+    left, right = jnp.split(even_BV, 2, axis=-1)
+    pairs = jnp.maximum(left, right), jnp.minimum(left, right)
+    first_B, second_B = lax.reduce(pairs, (lowest, lowest), larger, (logits_BV.ndim - 1,))
+    mass_B = jnp.sum(jnp.exp(logits_BV - first_B[..., None]), axis=-1)
+    return jnp.stack([first_B, second_B], axis=-1) - (first_B + jnp.log(mass_B))[..., None]
 
 
 def no_drafts(batch: int, vocab: int) -> Proposal:

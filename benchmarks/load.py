@@ -96,8 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="those of the table to run (all)")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=64, help="tokens a request makes on average (%(default)s)")
-    parser.add_argument("--least", type=int, default=1024, help="tokens a run makes in all, at least (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="rounds of a run are timed so long (%(default)g)")
     parser.add_argument("--max-prompt", type=int, default=256, help="longer prompts are left out (%(default)s tokens)")
     parser.add_argument("--max-new-tokens", type=int, default=192, help="after these a request makes place for another")
     parser.add_argument("--json", type=Path, help="write counts and rates there")
@@ -171,7 +170,7 @@ class Load:
 
 def _facts(model: LoadedModel, prompts: list, args: argparse.Namespace) -> dict:
     facts = {"device": jax.devices()[0].device_kind, "dtype": model.dtype, "jax": jax.__version__}
-    return facts | {"temperature": args.temperature, "prompts": len(prompts), "tokens_per_request": args.tokens}
+    return facts | {"temperature": args.temperature, "prompts": len(prompts), "seconds_a_run": args.seconds}
 
 
 def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespace) -> list[dict]:
@@ -207,7 +206,7 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
 
 
 def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.Namespace, seed: int) -> Run:
-    """Decodes until the requests made `tokens` each on average; a request that ends makes place for the next prompt."""
+    """Decodes until rounds took so many seconds; a request that ends makes place for the next prompt."""
     slots, concurrency = load.slots(name), load.concurrency
     numbers = count()
     lengths: dict[int, int] = {}
@@ -220,10 +219,9 @@ def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.N
         slots.wait()
 
     seconds, stats, rounds = 0.0, DecodeStats(), 0
-    wanted = max(concurrency * args.tokens, args.least)
     admit(concurrency)
     refill = max(1, concurrency // 16)
-    while stats.committed < wanted:
+    while seconds < args.seconds:
         start = time.perf_counter()
         # Nothing is in flight while prompts are taken in, so that no round runs beside the clock.
         outs = slots.drain() if slots.free >= refill else slots.step()
@@ -236,7 +234,7 @@ def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.N
             lengths[out.handle] += len(out.tokens)
             if lengths[out.handle] >= args.max_new_tokens or load.model.stop_ids & set(out.tokens):
                 slots.release(out.handle)
-        if slots.free >= refill and stats.committed < wanted:
+        if slots.free >= refill and seconds < args.seconds:
             admit(slots.free)
     for handle in slots.live:
         slots.release(handle)

@@ -65,8 +65,8 @@ def measure(
     """The median round, drafting included, of every plan for states of this shape.
 
     `estimator`: what reads the confidences in the rounds to be scheduled; the head alone by default. On an accelerator
-    rounds are timed as they are served, a few in a row: how long one alone takes is mostly the way to the device and
-    back. Shapes are read off what ran, not off what was asked for.
+    rounds are timed as they are served, a few in a row, each read while the next one runs: how long one alone takes is
+    mostly the way to the device and back. Shapes are read off what ran, not off what was asked for.
     """
     guide = Guide.unguided(rows, block)
     if estimator is not None:
@@ -81,7 +81,9 @@ def measure(
         began = clock()
         after, out = programs.round(plan, started, guide, draws)
         for _ in range(in_a_row - 1):
+            before = out
             after, out = programs.round(plan, after, guide, draws)
+            jax.device_get(before)
         jax.block_until_ready((after, out))
         seconds = (clock() - began) / in_a_row
         ran_rows, width = out.tokens_BN.shape

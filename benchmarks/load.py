@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from prompts import read_sets
 
+from dspark_jax.decoding.buckets import whole_span
 from dspark_jax.decoding.flight import SlotRound
 from dspark_jax.decoding.measure import measure
 from dspark_jax.decoding.profile import Shape, StepCurve
@@ -112,7 +113,7 @@ class Load:
         self._max_len = args.max_prompt + args.max_new_tokens
         self._block = block = model.drafter.block_size
         self._drafting, self._plain = self._slots(model.drafter), self._slots(NoDrafter())
-        span = self._max_len + block + 1
+        span = whole_span(self._max_len, block)
         self._state = concurrency, span
         self.policies: dict[str, Policy] = {f"fixed {k}": FixedLength(length=k) for k in LENGTHS if k <= block}
         self.policies |= {f"threshold {THRESHOLD}": Threshold(confidence=THRESHOLD)}

@@ -7,6 +7,7 @@ from itertools import repeat
 from pathlib import Path
 
 from dspark_jax.cli._meter import Meter
+from dspark_jax.decoding.buckets import whole_span
 from dspark_jax.decoding.measure import fill, plans, states
 from dspark_jax.decoding.profile import Shape
 from dspark_jax.decoding.profile_file import Profile
@@ -41,7 +42,7 @@ def predict(args: argparse.Namespace, say: Say) -> tuple[Path, Profile]:
         rule=Rule(args.rule),
     )
     block, max_batch = subject.drafter.block_size, args.max_batch or ACCELERATOR_BATCH
-    longest = (args.max_len or min(spec.max_len, USUAL_LEN)) + block + 1
+    longest = whole_span(args.max_len or min(spec.max_len, USUAL_LEN), block)
     spans = tuple(sorted({min(span, longest) for span in args.spans or _SPANS}))
     say(f"Compiling for one device of {args.topology}; nothing is measured ...")
     total = sum(len(plans(rows, block)) for rows, _ in states(max_batch, spans))

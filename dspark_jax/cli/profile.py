@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dspark_jax.cli._meter import Meter
 from dspark_jax.cli._step_curve import draw, tables
+from dspark_jax.decoding.buckets import whole_span
 from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.measure import REPEATS, default_spans, plans, profile, states
 from dspark_jax.decoding.profile_file import Profile
@@ -89,7 +90,7 @@ def spans_within(wanted: tuple[int, ...] | None, max_len: int, block: int, *, on
     """The spans asked for, none longer than serving would use."""
     if wanted is None:
         return default_spans(max_len, block, on_cpu=on_cpu)
-    longest = max_len + block + 1
+    longest = whole_span(max_len, block)
     if max(wanted) > longest:
         raise ValueError(f"--spans: {max(wanted)} is more than the {longest} positions that --max-len allows")
     return wanted

@@ -13,6 +13,7 @@ from dspark_jax.nn.cache import KVCache, resize
 
 SMALLEST_SPAN = 256
 CHUNKS = (32, 128, 512)
+_TILE = 128
 
 
 def row_bucket(rows: int, max_batch: int) -> int:
@@ -39,6 +40,15 @@ def switch_sizes(rows: int, block: int) -> tuple[int, ...]:
 def span_bucket(positions: int, largest: int) -> int:
     """Span of the state that holds `positions`: a power of two from 256 up, or `largest`."""
     return min(max(_power_of_two(positions), SMALLEST_SPAN), largest)
+
+
+def whole_span(max_len: int, block: int) -> int:
+    """Span of a state whose rows hold max_len tokens and a block after them.
+
+    Long ones end on the edge of a tile, as kernels that write in tiles need.
+    """
+    span = max_len + block + 1
+    return span if span < SMALLEST_SPAN else -(-span // _TILE) * _TILE
 
 
 def prefill_chunks(lengths: Sequence[int], span: int) -> list[tuple[np.ndarray, int]]:

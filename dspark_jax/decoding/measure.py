@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.decoding.buckets import SMALLEST_SPAN, row_bucket
+from dspark_jax.decoding.buckets import SMALLEST_SPAN, row_bucket, whole_span
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.planner import two_step_plans
@@ -33,7 +33,7 @@ Watch = Callable[[int], None]
 def default_spans(max_len: int, block: int, *, on_cpu: bool) -> tuple[int, ...]:
     """Spans to measure for requests of up to max_len tokens. Time is nearly linear in the span, so a few will do."""
     wanted = (SMALLEST_SPAN, 2048) if on_cpu else (SMALLEST_SPAN, 2048, 8192)
-    return tuple(sorted({min(span, max_len + block + 1) for span in wanted}))
+    return tuple(sorted({min(span, whole_span(max_len, block)) for span in wanted}))
 
 
 def row_buckets(max_batch: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dspark_jax.core.arrays import DType
 from dspark_jax.decoding.admission import Sampling, known_draws, prefilled
-from dspark_jax.decoding.buckets import row_bucket, span_bucket
+from dspark_jax.decoding.buckets import row_bucket, span_bucket, whole_span
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.flight import Flight, Live, SlotRound, slot_rounds
 from dspark_jax.decoding.outlook import Outlooks
@@ -61,7 +61,7 @@ class DecodeSlots:
         self.max_batch, self.max_len, self.block_size = max_batch, max_len, drafter.block_size
         # One at a time a request prefills by programs that warm_up compiled; together they prefill faster.
         self._elastic, self._group = elastic, 1 if elastic else min(_PREFILL_GROUP, max_batch)
-        self._largest_span = max_len + drafter.block_size + 1
+        self._largest_span = whole_span(max_len, drafter.block_size)
         self._rows: list[Live | None] = []
         self._outlooks = Outlooks.empty(0, self.block_size)
         self._row_of: dict[int, int] = {}

@@ -17,7 +17,7 @@ from dspark_jax.engine.launch import parse_arguments
 from dspark_jax.interop.smollm2 import cache_root
 from dspark_jax.training import compiler
 
-SPANS = (256, 518)
+SPANS = (256, 640)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def fingerprint_of(flags):
 
 
 def test_mistakes_are_one_sentence(flags, capsys, monkeypatch):
-    assert "--spans: 5000 is more than the 518 positions" in refused(capsys, *flags, "--spans", "256,5000")
+    assert "--spans: 5000 is more than the 640 positions" in refused(capsys, *flags, "--spans", "256,5000")
     assert "there is no drafter" in refused(capsys, *flags[:2], "--draft", "none")
     assert "known kinds are" in refused(capsys, *flags, "--topology", "v9:1")
     assert "for TPUs only" in refused(capsys, *flags, "--topology", "h200:1")

@@ -12,6 +12,7 @@ from dspark_jax.decoding.buckets import (
     request_keys,
     row_bucket,
     span_bucket,
+    whole_span,
 )
 
 
@@ -30,6 +31,13 @@ def test_spans_are_a_power_of_two_or_the_largest(positions, largest):
     if bucket != largest:
         assert bucket & (bucket - 1) == 0
         assert bucket == SMALLEST_SPAN or bucket < 2 * positions
+
+
+@given(st.integers(1, 10_000), st.integers(1, 16))
+def test_a_whole_span_holds_everything_and_a_long_one_ends_on_a_tiles_edge(max_len, block):
+    span = whole_span(max_len, block)
+    assert 0 <= span - (max_len + block + 1) < 128
+    assert span < SMALLEST_SPAN or span % 128 == 0
 
 
 @settings(max_examples=300)

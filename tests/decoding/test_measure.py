@@ -122,4 +122,4 @@ def test_states_are_those_that_serving_holds():
     assert default_spans(60, 3, on_cpu=True) == (64,)
     assert default_spans(8192, 7, on_cpu=True) == (256, 2048)
     assert default_spans(8192, 7, on_cpu=False) == (256, 2048, 8192)
-    assert default_spans(4000, 7, on_cpu=False) == (256, 2048, 4008)
+    assert default_spans(4000, 7, on_cpu=False) == (256, 2048, 4096)

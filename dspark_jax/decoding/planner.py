@@ -29,12 +29,25 @@ class _Option(NamedTuple):
 
 
 class Planner:
-    """Chooses a plan for every round. Policies other than TwoStep always run one plan a batch size."""
+    """Chooses a plan for every round. Policies other than TwoStep always run one plan a batch size.
 
-    def __init__(self, policy: Policy, *, block: int, curve: StepCurve | None = None, rule: Rule = Rule.TOKEN):
+    `switches`: whether a round may choose its size on the device. Where it may not, Threshold and EarlyStop decide what
+    is judged and the whole block is computed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        block: int,
+        curve: StepCurve | None = None,
+        rule: Rule = Rule.TOKEN,
+        switches: bool = True,
+    ):
         if isinstance(policy, EarlyStop | TwoStep) and curve is None:
             raise ValueError(f"scheduler: {type(policy).__name__} needs a step curve; without one use FixedLength")
         self._policy, self._block, self._curve, self._rule = policy, block, curve, rule
+        self._switches = switches
         self._prior_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
@@ -48,7 +61,8 @@ class Planner:
                 drafts = self._block if length is None else min(length, self._block)
                 return (RoundPlan(drafts=drafts, rule=self._rule),)
             case Threshold() | EarlyStop():
-                return (RoundPlan(policy=self._policy, sizes=switch_sizes(rows, self._block), rule=self._rule),)
+                sizes = switch_sizes(rows, self._block) if self._switches else ()
+                return (RoundPlan(policy=self._policy, sizes=sizes, rule=self._rule),)
             case TwoStep():
                 return tuple(plan for plan, _ in two_step_plans(rows, self._block, self._policy, self._rule))
 
@@ -133,6 +147,9 @@ class Planner:
         if not isinstance(self._policy, EarlyStop):
             return None
         assert self._curve is not None
+        if not self._switches:
+            whole = rows * (self._block + 1)
+            return np.full(whole + 1, 1 / self._curve.seconds(rows, span, whole, self._block), np.float32)
         return self._curve.rates(rows, span, switch_sizes(rows, self._block), interpolate=self._policy.interpolate)
 
     def _drafting(self, outlooks: Outlooks) -> np.ndarray:

@@ -62,6 +62,8 @@ class Programs:
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
         self.branch_free = all(device.platform != "cpu" for device in where.device_set)
+        # On a GPU the host would wait for the device in the middle of a round to hear which branch it is.
+        self.switches = all(device.platform != "gpu" for device in where.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
 
         def round_(weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):

@@ -109,7 +109,9 @@ class DecodeSlots:
 
     def schedule(self, policy: Policy, *, curve: StepCurve | None = None, estimator: Estimator | None = None) -> None:
         """Follow this policy from the next round on; its programs compile as they come up."""
-        self._planner = Planner(policy, block=self.block_size, curve=curve, rule=self._rule)
+        self._planner = Planner(
+            policy, block=self.block_size, curve=curve, rule=self._rule, switches=self.programs.switches
+        )
         self.estimator = estimator or Estimator.raw(self.block_size)
 
     def replace_drafter(self, drafter: Drafter) -> None:

@@ -225,6 +225,13 @@ def test_other_policies_need_one_plan_a_batch_size():
     assert Planner(FixedLength(length=99), block=BLOCK).plans(1) == (RoundPlan(drafts=BLOCK),)
 
 
+def test_where_no_size_can_be_chosen_on_the_device_the_whole_block_is_computed_and_costs_the_same():
+    for policy in (Threshold(confidence=0.4), EarlyStop()):
+        some = Planner(policy, block=BLOCK, curve=curve(lambda size, _: float(size)), switches=False)
+        assert some.plans(ROWS) == (RoundPlan(policy=policy),)
+    np.testing.assert_allclose(some.rates(ROWS, SPAN), np.full(ROWS * 8 + 1, 1 / 32))
+
+
 def test_algorithm_1_is_told_the_staircase_of_the_measured_sizes():
     rates = Planner(EarlyStop(), block=BLOCK, curve=curve(lambda size, _: float(size))).rates(ROWS, SPAN)
     sizes = switch_sizes(ROWS, BLOCK)

@@ -136,7 +136,7 @@ def test_a_curve_can_be_measured_at_the_start(choose, profile, mine, monkeypatch
     monkeypatch.setattr(scheduling, "profile", measured)
     found, said = choose("--step-curve", "measure", max_batch=2)
     assert found == Scheduling(policy=TwoStep(), curve=CURVE)
-    assert asked == [(profile_path(mine), mine, {"max_batch": 2, "spans": (256, 506)})]
+    assert asked == [(profile_path(mine), mine, {"max_batch": 2, "spans": (256, 512)})]
     assert str(profile_path(mine)) in said[0]
 
 

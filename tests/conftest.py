@@ -16,11 +16,11 @@ import threading
 from functools import cache
 from pathlib import Path
 
-# Most programs here run once, and nearly all of the time is their compilation: unoptimised, and without the emitters
-# that build every fusion as a module of its own, it is a third. What several tests, workers or processes compile alike
-# is compiled once.
+# Most programs here run once, and nearly all of the time is their compilation: unoptimised, without the emitters that
+# build every fusion as a module of its own and without splitting programs, it is a third. What several tests, workers
+# or processes compile alike is compiled once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="dspark-tests-"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 

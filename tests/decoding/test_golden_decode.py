@@ -23,7 +23,7 @@ NAMES = (
     "eagle3_qwen3",
 )
 GREEDY = Sampling()
-MAX_LEN, ROWS = 64, 4
+MAX_LEN, ROWS = 96, 4
 encode = jax.jit(lambda target, tokens: target.vocabulary.logits(target.encode(tokens, ()).hidden_BTD))
 
 

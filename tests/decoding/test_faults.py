@@ -109,7 +109,9 @@ def test_d_11_prompts_beyond_the_window_neither_change_the_text_nor_lose_the_dra
     assert stats.accepted_length > 1.5
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "length", [pytest.param(0, marks=pytest.mark.slow), 1, 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_d_13_any_number_of_drafts_up_to_the_block_is_verified_and_changes_nothing(small, is_greedy, length):
     target, _ = small
     slots = DecodeSlots(*small, max_batch=4, max_len=60, policy=FixedLength(length=length), elastic=False)

@@ -5,6 +5,7 @@ Session fixtures: the tiny golden target and its drafter, the real small target 
 weights, and the slow twin of the sampling law.
 """
 
+import gc
 import inspect
 import json
 import os
@@ -15,9 +16,11 @@ import threading
 from functools import cache
 from pathlib import Path
 
-# Most programs here run once: unoptimised they take two thirds of the time, nearly all of it compilation. What several
-# tests, workers or processes compile alike is compiled once.
+# Most programs here run once, and nearly all of the time is their compilation: unoptimised, without the emitters that
+# build every fusion as a module of its own and without splitting programs, it is a third. What several tests, workers
+# or processes compile alike is compiled once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="dspark-tests-"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
@@ -28,6 +31,8 @@ from flax import nnx
 from jaxtyping import install_import_hook
 
 install_import_hook("dspark_jax", "beartype.beartype")
+# Tracing makes many objects and little garbage: looking for it every 700 objects costs a tenth of the time.
+gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_unconfigure(config):

@@ -170,7 +170,7 @@ def test_mistakes_are_one_sentence(tmp_path, answered, capsys):
 
 def test_the_model_behind_the_interface_answers_each_request_by_its_own_law():
     target = load_target(Path(dspark_jax.__file__).parent / "pretrained" / "llama_tiny")
-    slots = DecodeSlots(target, NoDrafter(), max_batch=2, max_len=64)
+    slots = DecodeSlots(target, NoDrafter(), max_batch=2, max_len=64, elastic=False)
     laws = [(0.0, 1.0, 0), (3.0, 1.0, 1), (3.0, 1.0, 2), (3.0, 0.3, 1), (6.0, 1.0, 3)]
     requests = [
         Request(prompt=(3, 4, 5), temperature=t, top_p=p, seed=seed, max_new_tokens=12 + seed, tag=(t, p, seed))

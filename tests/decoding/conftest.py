@@ -148,6 +148,12 @@ def five(built):
 
 
 @pytest.fixture(scope="session")
+def thin(built):
+    """A target of 1 layer and 16 tokens, and a drafter of block size 2 that is right about as often as chance."""
+    return small_models(built, vocab=16, layers=1, block=2)
+
+
+@pytest.fixture(scope="session")
 def oracle_of():
     return oracle
 

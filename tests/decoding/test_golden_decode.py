@@ -23,7 +23,7 @@ NAMES = (
     "eagle3_qwen3",
 )
 GREEDY = Sampling()
-MAX_LEN, ROWS = 64, 4
+MAX_LEN, ROWS = 96, 4
 encode = jax.jit(lambda target, tokens: target.vocabulary.logits(target.encode(tokens, ()).hidden_BTD))
 
 
@@ -86,7 +86,7 @@ def test_d_02_d_07_d_09_rounds_of_the_reference(slots, records):
     indirect=True,
     scope="module",
 )
-def test_rounds_of_the_reference_cut_by_confidence(target, drafter, records):
+def test_rounds_of_the_reference_cut_by_confidence(target, drafter, records, monkeypatch):
     chosen = [record for record in records if record.get("confidence_threshold") == 0.5]
     if not getattr(drafter, "confidence_head", None):
         # Certain of everything: the reference's rounds are those without a threshold.
@@ -94,6 +94,8 @@ def test_rounds_of_the_reference_cut_by_confidence(target, drafter, records):
         assert [record["proposal_lengths"] for record in chosen] == [record["proposal_lengths"] for record in uncut]
         return
     policy = Threshold(confidence=0.5)
+    # Two branches instead of four.
+    monkeypatch.setattr("dspark_jax.decoding.planner.switch_sizes", lambda rows, block: (rows, rows * (block + 1)))
     assert_rounds(DecodeSlots(target, drafter, max_batch=1, max_len=MAX_LEN, policy=policy), chosen)
 
 

@@ -159,7 +159,7 @@ def test_d_16_near_ties_are_told_apart(five, sorted_law):
     assert 0 < (out.count_B - 1).sum() < out.verified_B.sum()
 
 
-@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_text_follows_the_target_with_mtp(five, built, sorted_law, block):
     target, dspark = five
     config = MtpConfig(vocab_size=5, layer=dspark.config.layer, num_target_layers=1, block_size=block)

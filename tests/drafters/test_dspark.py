@@ -170,7 +170,7 @@ def test_d_15_a_config_that_cannot_work_is_refused_before_training(small_config,
 
 
 def test_layers_computed_again_give_the_same_gradient_and_keep_less(small, vocabulary):
-    drafter = small(num_layers=3)
+    drafter = small()
     features_BTE = jnp.asarray(RNG.normal(size=(1, LENGTH, 32)), jnp.float32)
     tokens_BT, anchors_BA = jnp.arange(LENGTH, dtype=jnp.int32)[None], jnp.array([[1, 2, 3, 5]])
 

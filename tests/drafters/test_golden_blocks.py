@@ -20,7 +20,14 @@ NAMES = (
 )
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# These differ from the others in nothing but their numbers.
+_SLOW = ("dspark_vanilla_qwen3", "dflash_gemma4")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in NAMES],
+)
 def name(request):
     return request.param
 

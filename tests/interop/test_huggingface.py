@@ -94,6 +94,7 @@ class TestWrappedGemma:
         return directory
 
 
+@pytest.mark.slow  # Like tests/targets/test_smollm2_parity.py, from the download on.
 def test_smollm2_equals_the_reference(smollm2):
     reference = np.load(GOLDEN / "smollm2" / "reference.npz")
     prompts = [reference[f"input_ids_{i}"] for i in range(4)]

@@ -72,7 +72,16 @@ def test_passes_over_pieces_equal_one_pass_with_rows_at_different_positions(targ
                 np.testing.assert_allclose(found[row], expected[row, at : at + 8], atol=1e-4)
 
 
-@pytest.mark.parametrize(("counts", "size"), [((3, 5), 8), ((3, 5), 13), ((0, 8), 8), ((8, 8), 16), ((0, 0), 2)])
+@pytest.mark.parametrize(
+    ("family", "counts", "size"),
+    # Gemma's sliding and global layers hold every kind of mask.
+    [
+        *(("gemma4", counts, size) for counts, size in [((3, 5), 8), ((0, 8), 8), ((8, 8), 16), ((0, 0), 2)]),
+        *((family, (3, 5), 13) for family in FAMILIES),
+    ],
+    indirect=["family"],
+    scope="module",
+)
 def test_d_33_packed_rows_compute_what_whole_ones_do(target, reference, counts, size):
     """At, under and over the edge of a size; 8 tokens a row after 12 cached ones, some of which the window cuts."""
     tokens, starts = jnp.asarray(reference["input_ids"])[:, :20], np.array([12, 12], np.int32)

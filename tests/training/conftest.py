@@ -20,11 +20,9 @@ WIDTH, FFW, VOCAB, LAYERS = 16, 24, 48, 2
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """Compiled programs, shared by the runs of this session and their subprocesses (each would compile its own)."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
+def compilation_cache():
+    """Small programs too are shared by the runs of this session and their subprocesses (each would compile its own)."""
     settings = {
-        "jax_compilation_cache_dir": folder,
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }

@@ -43,7 +43,7 @@ def test_the_accepted_length_is_that_of_decoding_the_same_prompts(setup, small_c
         Job(prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed), max_new_tokens=8, stop_ids=stop)
         for seed, prompt in enumerate(prompts)
     ]
-    slots = DecodeSlots(setup.reader.target, drafter, max_batch=4, max_len=24)
+    slots = DecodeSlots(setup.reader.target, drafter, max_batch=4, max_len=24, elastic=False)
     stats = [completion.stats for completion in generate(slots, jobs)]
     committed, rounds = sum(s.committed for s in stats), sum(s.rounds for s in stats)
     assert sum(s.proposed for s in stats) > 0

@@ -90,7 +90,7 @@ def batch() -> Batch:
     return Batch(tokens_BT=tokens, loss_mask_BT=mask, segments_BT=np.ones((4, 16), np.int32))
 
 
-@pytest.mark.parametrize("name", ["dflash", "eagle3"])
+@pytest.mark.parametrize("name", [pytest.param("dflash", marks=pytest.mark.slow), "eagle3"])
 def test_the_loss_falls_on_a_batch_it_sees_often(name, target, batch):
     shape = SHAPES[name]
     optimizer = build_optimizer(OptimizerConfig(learning_rate=5e-3), 200)

@@ -163,7 +163,10 @@ def test_a_finished_run_says_so_and_is_left_alone(whole, small_config):
 @pytest.mark.parametrize(
     ("number", "when", "step"),
     # Step 3 is no multiple of checkpoint.every: what is resumed is what the signal saved.
-    [(signal.SIGTERM, "step 3/6", 3), (signal.SIGINT, "step 0: accepted length", 0)],
+    [
+        (signal.SIGTERM, "step 3/6", 3),
+        pytest.param(signal.SIGINT, "step 0: accepted length", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_the_same_call_goes_on_bit_for_bit(whole, small_config, tmp_path, number, when, step):
     stopped, said = run(small_config, tmp_path, Signaller(when, number))

@@ -24,9 +24,10 @@ from dspark_jax.core.arrays import Array, Float, Int
 from dspark_jax.core.mesh import sharding
 from dspark_jax.kernels.block_attention import LANES, Interpret
 
-_MASKED = -1e30
-_ROWS = 512
+_MASKED, _ROWS = -1e30, 512
 _SCORES = 1 << 18
+# Many wide heads that share their keys need more than the 16 MiB that a step usually gets (a v4 has no more).
+_WIDE, _WIDE_VMEM = 1 << 19, 40 << 20
 _NN, _NT = ((1,), (0,)), ((1,), (1,))
 
 
@@ -230,7 +231,10 @@ def _call(body, plan, tables, grid, in_specs, out_specs, out_shapes, scratch, ar
             num_scalar_prefetch=len(tables), grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch
         ),
         out_shape=out_shapes,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * 3 + ("arbitrary",)),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",) * 3 + ("arbitrary",),
+            vmem_limit_bytes=_WIDE_VMEM if plan.rows * arguments[0].shape[2] >= _WIDE else None,
+        ),
         cost_estimate=pl.CostEstimate(
             # Half of it: anchors lie in the middle of their sequence on average.
             flops=products * scores * arguments[0].shape[2],

@@ -12,6 +12,8 @@ for channels, heads, kv_heads, dtype in (
     (128, 32, 8, jnp.bfloat16),
     (128, 16, 8, jnp.float32),
     (256, 16, 8, jnp.bfloat16),
+    # Gemma's drafter, whose tiles do not fit a v4.
+    *([(512, 16, 1, jnp.bfloat16)] if sys.argv[1] != "v4" else []),
 ):
     queries = ANCHORS * BLOCK
     q = shape(BATCH, queries, heads, channels, dtype=dtype)
@@ -36,7 +38,7 @@ for channels, heads, kv_heads, dtype in (
 @pytest.mark.slow
 def test_every_tpu_takes_forward_and_backward_in_a_fraction_of_the_dense_memory(ahead, kind):
     found = ahead(kind, ONE)
-    assert len(found) == 4
+    assert len(found) == 4 + (kind != "v4")
     for facts in found:
         assert facts["kernels"] == 3, facts
         assert facts["temporaries"] < facts["dense"] / 4, facts

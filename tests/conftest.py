@@ -113,7 +113,9 @@ def chat_server():
 
         app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
         listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
+        # No configuration of logs: that closes the handlers of others, and absl closes a captured stderr with its own.
+        config = uvicorn.Config(app, log_config=None, log_level="error", lifespan="off", ws="none")
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         running.append((server, thread, listener))

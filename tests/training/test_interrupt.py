@@ -19,6 +19,15 @@ def test_a_signal_is_noted_once_and_announced(number):
     assert signal.getsignal(number) is before
 
 
+@pytest.fixture
+def interactive():
+    """Ctrl-C as in a terminal: what starts in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interactive")
 def test_a_second_ctrl_c_stops_at_once():
     def twice():
         with Interrupt(lambda: None):

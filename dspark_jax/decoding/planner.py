@@ -20,6 +20,8 @@ from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Policy, Thresh
 _FRESHNESS = 0.5
 _PRIOR_FRESHNESS = 0.02
 _PRIOR_CONFIDENCE = 0.7
+_PRIOR_ROUNDS = 1
+"""What is expected before anything was seen counts as a round of one request."""
 
 
 class _Option(NamedTuple):
@@ -52,7 +54,8 @@ class Planner:
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
         self._last: tuple[RoundPlan, tuple[int, int, int]] | None = None
-        self._age = 0
+        self._age = self._left = 0
+        self._seen = _PRIOR_ROUNDS
 
     def plans(self, rows: int) -> tuple[RoundPlan, ...]:
         """Every plan that may be chosen for a state of so many rows."""
@@ -73,16 +76,18 @@ class Planner:
             return self.plans(rows)[0]
         # A pinned request that comes is not to wait.
         facts = rows, span, int(np.count_nonzero(outlooks.live_B & outlooks.pinned_B))
-        self._age += 1
-        if self._last is None or self._last[1] != facts or self._age >= self._policy.every:
+        self._age, self._left = self._age + 1, self._left - 1
+        if self._last is None or self._last[1] != facts or self._left <= 0:
             self._last = self._budget(span, outlooks, self._policy), facts
-            self._age = 0
+            # What was decided mostly without knowing the requests is not to last.
+            guessed = np.count_nonzero(outlooks.live_B & ~outlooks.known_B) * 2 > np.count_nonzero(outlooks.live_B)
+            self._age, self._left = 0, 1 if guessed else self._policy.every
         return self._last[0]
 
     @property
     def looks_next(self) -> bool:
         """Whether the next plan will be made from what `learn` is told now."""
-        return isinstance(self._policy, TwoStep) and self._age + 1 >= self._policy.every
+        return isinstance(self._policy, TwoStep) and self._left <= 1
 
     def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
         rows = len(outlooks.live_B)
@@ -134,7 +139,9 @@ class Planner:
         # Slots that were not drafted fall off as they do on average.
         rest_RK = survival_RK[:, -1:] * self._prior_K[known:] / self._prior_K[known - 1]
         survival_RK = np.concatenate([survival_RK, rest_RK], axis=1)
-        freshness = 1 - (1 - _PRIOR_FRESHNESS) ** len(picked)
+        # A mean of all that was seen, and once that is much, of the newest.
+        freshness = max(len(picked) / (self._seen + len(picked)), 1 - (1 - _PRIOR_FRESHNESS) ** len(picked))
+        self._seen += len(picked)
         self._prior_K = (1 - freshness) * self._prior_K + freshness * survival_RK.mean(axis=0)
         gain_R, before_R = survival_RK.sum(axis=1), outlooks.gain_B[picked]
         gain_R = np.where(before_R == 0, gain_R, _FRESHNESS * gain_R + (1 - _FRESHNESS) * before_R)

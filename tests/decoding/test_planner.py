@@ -129,7 +129,7 @@ def test_a_budget_lasts_so_many_rounds_but_a_pinned_request_does_not_wait():
 def test_a_rest_is_counted_in_rounds_however_long_budgets_last():
     dear = planner(lambda size, drafts: 1.0 + 0.5 * (drafts > 0), rest=6, every=3)
     requests = told(0.05)
-    assert [dear.plan(SPAN, requests).drafts for _ in range(10)] == [0] * 9 + [BLOCK]
+    assert [dear.plan(SPAN, requests).drafts for _ in range(10)] == [0] * 7 + [BLOCK] * 3
 
 
 def test_pinned_requests_have_all_their_drafts_verified_whatever_it_costs():
@@ -204,6 +204,27 @@ def test_confidences_of_a_shorter_block_are_continued_as_others_fall_off():
     assert (survival > 0).all()
     some.learn(request, [0], np.array([[]]), ROWS, SPAN)
     np.testing.assert_array_equal(request.survival_BK[0], survival)
+
+
+def test_what_is_expected_of_unknown_requests_is_soon_what_was_seen_of_others():
+    dear = planner(lambda size, drafts: 1.0 + 0.2 * drafts, rest=2)
+    request, drafts = told(0.3), []
+    for _ in range(60):
+        plan = dear.plan(SPAN, request)
+        drafts.append(plan.drafts)
+        dear.learn(request, [0], np.full((1, plan.drafts), 0.15), ROWS, SPAN)
+    assert any(drafts[:30])
+    assert not any(drafts[30:]), "a drafter that never pays is not tried again and again"
+
+
+def test_a_guess_does_not_last():
+    lasting = planner(lambda size, _: float(size), every=3)
+    guessed = told(0.9, 0.9, 0.9)
+    guessed.known_B[1:] = False
+    lasting.plan(SPAN, guessed)
+    assert lasting.looks_next
+    lasting.plan(SPAN, told(0.9, 0.9, 0.9))
+    assert not lasting.looks_next
 
 
 def test_requests_that_move_take_what_is_known_of_them_along():

@@ -90,7 +90,7 @@ class KernelTraining:
 
 
 def training_suited_to(mesh: Mesh) -> TrainingAttention:
-    """The kernel on TPUs, else plain operations."""
-    if any(device.platform != "tpu" for device in mesh.devices.flat):
+    """The kernel on TPUs, else plain operations; these also on v4, whose VMEM does not hold tiles of wide heads."""
+    if any(device.platform != "tpu" or "v4" in device.device_kind for device in mesh.devices.flat):
         return PlainTraining()
     return KernelTraining(mesh=mesh if mesh.size > 1 else None)

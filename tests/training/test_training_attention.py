@@ -60,7 +60,14 @@ def test_tpus_and_no_others_take_the_kernel_unasked(count):
     class Tpu:
         platform = "tpu"
 
-    devices = np.array([Tpu() for _ in range(count)])
-    mesh = Mesh(devices.reshape(count, 1, 1), MESH_AXES)
-    assert training_suited_to(mesh) == KernelTraining(mesh=mesh if count > 1 else None)
+        def __init__(self, kind):
+            self.device_kind = kind
+
+    def mesh(kind):
+        devices = np.array([Tpu(kind) for _ in range(count)])
+        return Mesh(devices.reshape(count, 1, 1), MESH_AXES)
+
+    new = mesh("TPU v5 lite")
+    assert training_suited_to(new) == KernelTraining(mesh=new if count > 1 else None)
+    assert training_suited_to(mesh("TPU v4")) == PlainTraining()
     assert training_suited_to(make_mesh(devices=jax.devices()[:1])) == PlainTraining()

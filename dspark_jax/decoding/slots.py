@@ -170,7 +170,8 @@ class DecodeSlots:
         if self._guide is None:
             self._guide = replace(
                 self._guide_of(held_rows, span),
-                live_B=jnp.asarray(self._outlooks.live_B),
+                # A copy: the round may still be running when a request leaves.
+                live_B=jnp.array(self._outlooks.live_B),
                 pinned_B=jnp.asarray(self._outlooks.live_B & self._outlooks.pinned_B),
             )
         self._state, out = self.programs.round(

@@ -21,11 +21,16 @@ def attention(
     """
     batch, queries, heads, channels = q_BTHC.shape
     kv_heads = k_BJSC.shape[1]
-    q_BTJGC = q_BTHC.reshape(batch, queries, kv_heads, heads // kv_heads, channels)
-    scores = jnp.einsum("btjgc,bjsc->bjgts", q_BTJGC, k_BJSC, preferred_element_type=jnp.float32) * scale
+    groups = heads // kv_heads
+    # Queries that share keys are rows of one product, so that scores of a query lie together for the softmax.
+    q_BJQC = jnp.moveaxis(q_BTHC.reshape(batch, queries, kv_heads, groups, channels), 2, 1)
+    q_BJQC = q_BJQC.reshape(batch, kv_heads, queries * groups, channels)
+    scores = jnp.einsum("bjqc,bjsc->bjqs", q_BJQC, k_BJSC, preferred_element_type=jnp.float32) * scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    mask_BQS = jnp.repeat(mask_BTS, groups, axis=1)
+    scores = jnp.where(mask_BQS[:, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BJSC.dtype)
-    out = jnp.einsum("bjgts,bjsc->btjgc", weights, v_BJSC)
+    out_BJQC = jnp.einsum("bjqs,bjsc->bjqc", weights, v_BJSC)
+    out = jnp.moveaxis(out_BJQC.reshape(batch, kv_heads, queries, groups, channels), 1, 2)
     return out.reshape(q_BTHC.shape).astype(q_BTHC.dtype)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.core.arrays import Array, DType, Float, Int
-from dspark_jax.nn.layers import kernel
+from dspark_jax.nn.layers import float32_product, kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class MarkovHead(nnx.Module):
 
     def bias(self, latent: Latent) -> Float[Array, "*B V"]:
         """float32 addition to the backbone's logits."""
-        return jnp.einsum("...r,vr->...v", latent, self.w2[...], preferred_element_type=jnp.float32)
+        return float32_product("...r,vr->...v", latent, self.w2[...])
 
 
 class Affine(nnx.Module):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dspark_jax.nn.layers import GatedMLP, RMSNorm, Vocabulary, VocabularySpec
+from dspark_jax.nn.layers import GatedMLP, RMSNorm, Vocabulary, VocabularySpec, float32_product
 
 RNG = np.random.default_rng(0)
 
@@ -25,6 +25,15 @@ def test_rms_norm_squares_narrow_inputs_in_float32():
     found = norm(x)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(found.astype(jnp.float32), wide / np.sqrt((wide**2).mean()), rtol=2**-8)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (1, 1, 5), (2, 1, 5)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_float32_product_is_one_however_few_rows_there_are(shape, dtype):
+    x, w = jnp.asarray(RNG.normal(size=shape), dtype), jnp.asarray(RNG.normal(size=(7, 5)), dtype)
+    found = float32_product("...d,vd->...v", x, w)
+    assert (found.shape, found.dtype) == ((*shape[:-1], 7), jnp.float32)
+    np.testing.assert_allclose(found, np.asarray(x, np.float64) @ np.asarray(w, np.float64).T, rtol=1e-5, atol=1e-6)
 
 
 def test_gated_mlp_opens_its_first_half(built):

@@ -20,7 +20,7 @@ class SlotRound(NamedTuple):
     verified: int
     accepted: int
     confidence: np.ndarray
-    """[K], of its drafts."""
+    """[K], of its drafts: the estimator's word, in rounds that nothing is decided from the confidence head's."""
     evidence: np.ndarray = np.zeros((0, 0), np.float32)
     """[K, F]: what they were estimated from."""
 
@@ -44,6 +44,8 @@ class Flight:
     out: RoundOutput
     span: int
     held_rows: int
+    watched: bool
+    """Whether the planner learns from it."""
     rows: tuple[tuple[int, Live], ...]
 
     def read(self) -> RoundOutput:

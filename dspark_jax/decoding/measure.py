@@ -64,25 +64,25 @@ def measure(
 ) -> Iterator[tuple[Shape, float]]:
     """The median round, drafting included, of every plan for states of this shape.
 
-    `estimator`: what reads the confidences in the rounds to be scheduled; the head alone by default. On an accelerator
+    `estimator`: what rounds that rank drafts read confidences with; the head alone by default. On an accelerator
     rounds are timed as they are served, a few in a row, each read while the next one runs: how long one alone takes is
     mostly the way to the device and back. Shapes are read off what ran, not off what was asked for.
     """
-    guide = Guide.unguided(rows, block)
-    if estimator is not None:
-        guide = replace(guide, estimator=estimator)
+    unread = Guide.unguided(rows, block)
+    read = unread if estimator is None else replace(unread, estimator=estimator)
+    guides = {plan: read if plan.sizes else unread for plan, _ in plans(rows, block, rule)}
     draws = Draws.PLAIN if programs.branch_free else Draws.ANY
-    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan, _ in plans(rows, block, rule)])
+    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan, guide in guides.items()])
     in_a_row = min(_in_a_row(programs), span // (block + 1))
     state = programs.empty(rows, span)
 
     def run(plan: RoundPlan) -> tuple[DecodeState, Shape, float]:
         started = jax.block_until_ready(_full(state, in_a_row * (block + 1)))
         began = clock()
-        after, out = programs.round(plan, started, guide, draws)
+        after, out = programs.round(plan, started, guides[plan], draws)
         for _ in range(in_a_row - 1):
             before = out
-            after, out = programs.round(plan, after, guide, draws)
+            after, out = programs.round(plan, after, guides[plan], draws)
             jax.device_get(before)
         jax.block_until_ready((after, out))
         seconds = (clock() - began) / in_a_row
@@ -91,7 +91,7 @@ def measure(
         return after, Shape(ran_rows, after.cache.keys[0].shape[2], verified, width - 1), seconds
 
     times: dict[Shape, list[float]] = {}
-    there = [plan for plan, _ in plans(rows, block, rule)]
+    there = list(guides)
     # There and back, so that a machine that slows down or speeds up meanwhile favours no plan.
     for plan in there + there[::-1]:
         # The first time allocates.

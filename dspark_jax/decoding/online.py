@@ -50,10 +50,12 @@ class OnlineEstimator:
         return min(self._seen, len(self._verified_R))
 
     def observe(self, rounds: Iterable[SlotRound]) -> None:
-        """Takes in rounds that are over. One that verified nothing, or whose evidence is no number, teaches nothing."""
+        """Takes in rounds that are over. One that verified nothing, or whose evidence is no number or not all there,
+        teaches nothing."""
         for each in rounds:
             evidence_KF = np.asarray(each.evidence, np.float32)
-            if not each.verified or not np.isfinite(evidence_KF).all():
+            whole = evidence_KF.shape[1:] == self._evidence_RKF.shape[2:]
+            if not each.verified or not whole or not np.isfinite(evidence_KF).all():
                 continue
             at = self._seen % len(self._verified_R)
             # A round may draft less than a block: what it verified is never more than what it drafted.

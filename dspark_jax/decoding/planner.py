@@ -34,7 +34,7 @@ class Planner:
     """Chooses a plan for every round. Policies other than TwoStep always run one plan a batch size.
 
     `switches`: whether a round may choose its size on the device. Where it may not, Threshold and EarlyStop decide what
-    is judged and the whole block is computed.
+    is judged and the whole block is computed. `ahead`: rounds that are started before one is read.
     """
 
     def __init__(
@@ -45,16 +45,18 @@ class Planner:
         curve: StepCurve | None = None,
         rule: Rule = Rule.TOKEN,
         switches: bool = True,
+        ahead: int = 0,
     ):
         if isinstance(policy, EarlyStop | TwoStep) and curve is None:
             raise ValueError(f"scheduler: {type(policy).__name__} needs a step curve; without one use FixedLength")
         self._policy, self._block, self._curve, self._rule = policy, block, curve, rule
-        self._switches = switches
+        self._switches, self._ahead = switches, ahead
         self._prior_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
         self._last: tuple[RoundPlan, tuple[int, int, int]] | None = None
         self._age = self._left = 0
+        self._guessed = False
         self._seen = _PRIOR_ROUNDS
 
     def plans(self, rows: int) -> tuple[RoundPlan, ...]:
@@ -80,14 +82,26 @@ class Planner:
         if self._last is None or self._last[1] != facts or self._left <= 0:
             self._last = self._budget(span, outlooks, self._policy), facts
             # What was decided mostly without knowing the requests is not to last.
-            guessed = np.count_nonzero(outlooks.live_B & ~outlooks.known_B) * 2 > np.count_nonzero(outlooks.live_B)
-            self._age, self._left = 0, 1 if guessed else self._policy.every
+            unknown = np.count_nonzero(outlooks.live_B & ~outlooks.known_B)
+            self._guessed = bool(unknown * 2 > np.count_nonzero(outlooks.live_B))
+            self._age, self._left = 0, 1 if self._guessed else self._policy.every
         return self._last[0]
 
     @property
-    def looks_next(self) -> bool:
-        """Whether the next plan will be made from what `learn` is told now."""
-        return isinstance(self._policy, TwoStep) and self._left <= 1
+    def watches(self) -> bool:
+        """Whether the round planned last is one to `learn` from: the newest that is read before the next budget."""
+        if not isinstance(self._policy, TwoStep):
+            return False
+        return self._guessed or self._left == min(self._policy.every, 1 + self._ahead)
+
+    def readings(self, plan: RoundPlan) -> tuple[bool, ...]:
+        """Whether rounds of this plan may be run without the estimator's word and with it.
+
+        A budget of shorter blocks needs it only in rounds to learn from; the others cost what a fixed length does.
+        """
+        if not isinstance(self._policy, TwoStep) or plan.sizes:
+            return (True,)
+        return (False, True) if plan.drafts else (False,)
 
     def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
         rows = len(outlooks.live_B)
@@ -131,7 +145,7 @@ class Planner:
 
     def learn(self, outlooks: Outlooks, picked: Sequence[int], confidence_RK: np.ndarray, rows: int, span: int) -> None:
         """Take in confidences that a round in a state of (rows, span) had of the requests that are now in the picked
-        rows; K = 0 after a round without drafts. Worth a call where the planner `looks_next`."""
+        rows; K = 0 after a round without drafts. Worth a call for rounds that the planner `watches`."""
         known = confidence_RK.shape[1]
         if not (isinstance(self._policy, TwoStep) and len(picked) and known):
             return

@@ -66,10 +66,10 @@ class DecodeSlots:
         self._outlooks = Outlooks.empty(0, self.block_size)
         self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
-        self._guide: Guide | None = None
+        self._guides: dict[bool, Guide] = {}
         self._handles = self._idle_rounds = 0
         self._ahead, self._flights = ahead, deque[Flight]()
-        self._rule = rule
+        self._rule, self._head_alone = rule, Estimator.raw(self.block_size)
         self.programs = Programs(target, drafter, dtype=dtype)
         self.schedule(policy or FixedLength(), curve=curve, estimator=estimator)
 
@@ -110,9 +110,14 @@ class DecodeSlots:
     def schedule(self, policy: Policy, *, curve: StepCurve | None = None, estimator: Estimator | None = None) -> None:
         """Follow this policy from the next round on; its programs compile as they come up."""
         self._planner = Planner(
-            policy, block=self.block_size, curve=curve, rule=self._rule, switches=self.programs.switches
+            policy,
+            block=self.block_size,
+            curve=curve,
+            rule=self._rule,
+            switches=self.programs.switches,
+            ahead=self._ahead,
         )
-        self.estimator = estimator or Estimator.raw(self.block_size)
+        self.estimator = estimator or self._head_alone
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Use other weights of a drafter built alike; nothing is compiled again.
@@ -130,7 +135,7 @@ class DecodeSlots:
 
     @estimator.setter
     def estimator(self, estimator: Estimator) -> None:
-        self._estimator, self._guide = estimator, None
+        self._estimator, self._guides = estimator, {}
 
     def release(self, handle: int) -> None:
         """Free a request's slot. An unknown handle is an error."""
@@ -139,7 +144,7 @@ class DecodeSlots:
         row = self._row_of.pop(handle)
         self._rows[row] = None
         self._outlooks.leave(row)
-        self._guide = None
+        self._guides = {}
 
     def step(self) -> list[SlotRound]:
         """One round for every live request: what it gave, or with `ahead` what the round so many before gave."""
@@ -167,23 +172,25 @@ class DecodeSlots:
         assert self._state is not None
         held_rows = len(self._rows)
         plan = self._planner.plan(span, self._outlooks)
-        if self._guide is None:
-            self._guide = replace(
-                self._guide_of(held_rows, span),
-                # A copy: the round may still be running when a request leaves.
-                live_B=jnp.array(self._outlooks.live_B),
-                pinned_B=jnp.asarray(self._outlooks.live_B & self._outlooks.pinned_B),
-            )
+        watched, readings = self._planner.watches, self._planner.readings(plan)
+        reads = watched if watched in readings else readings[0]
+        if not self._guides:
+            # A copy: the round may still be running when a request leaves.
+            live_B = jnp.array(self._outlooks.live_B)
+            pinned_B = jnp.asarray(self._outlooks.live_B & self._outlooks.pinned_B)
+            for each in (False, True):
+                guide = self._guide_of(held_rows, span, reads=each)
+                self._guides[each] = replace(guide, live_B=live_B, pinned_B=pinned_B)
         self._state, out = self.programs.round(
-            plan, self._state, self._guide, self._draws([live.sampling for _, live in riders])
+            plan, self._state, self._guides[reads], self._draws([live.sampling for _, live in riders])
         )
-        return Flight(out=out, rows=riders, span=span, held_rows=held_rows)
+        return Flight(out=out, rows=riders, span=span, held_rows=held_rows, watched=watched)
 
     def finish(self, flight: Flight) -> list[SlotRound]:
         """What a started round gave the requests that are still live. Flights are finished in order."""
         out = flight.read()
         staying = [(row, live) for row, live in flight.rows if live.handle in self._row_of]
-        if self._planner.looks_next:
+        if flight.watched:
             confidence_RK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
             # Since the round started its requests may have moved.
             now = [self._row_of[live.handle] for _, live in staying]
@@ -214,19 +221,19 @@ class DecodeSlots:
         return [
             (RoundShape(plan, rows, span, draws), guide)
             for rows, span in states
-            for guide in [self._guide_of(rows, span)]
             for plan, draws in product(self._planner.plans(rows), self.programs.usual_draws)
+            for guide in (self._guide_of(rows, span, reads=reads) for reads in self._planner.readings(plan))
         ]
 
     def wait(self) -> None:
         """Until the device has done all it was given."""
         jax.block_until_ready(self._state)
 
-    def _guide_of(self, rows: int, span: int) -> Guide:
-        """For a state without requests."""
+    def _guide_of(self, rows: int, span: int, *, reads: bool) -> Guide:
+        """For a state without requests, with or without the estimator."""
         rates = self._planner.rates(rows, span)
         return Guide(
-            estimator=self._estimator,
+            estimator=self._estimator if reads else self._head_alone,
             live_B=jnp.zeros(rows, bool),
             pinned_B=jnp.zeros(rows, bool),
             rates_N=None if rates is None else jnp.asarray(rates),
@@ -250,7 +257,7 @@ class DecodeSlots:
         size = group.anchor_B.shape[0]
         rows_G = np.asarray(free + [len(self._rows)] * (size - len(free)), np.int32)
         self._state = self.programs.insert(self._state, group, rows_G)
-        self._guide = None
+        self._guides = {}
         for row, prompt, (_, sampling) in zip(free, prompts, requests, strict=True):
             self._rows[row] = Live(
                 handle=self._handles,
@@ -287,5 +294,5 @@ class DecodeSlots:
             self._rows = [self._rows[row] for row in kept] + [None] * (rows - len(kept))
             self._outlooks = self._outlooks.moved(kept, rows)
             self._row_of = {live.handle: row for row, live in enumerate(self._rows) if live}
-            self._idle_rounds, self._guide = 0, None
+            self._idle_rounds, self._guides = 0, {}
         return span

@@ -81,7 +81,9 @@ def test_memory_is_bounded_and_what_is_old_counts_for_less():
 def test_rounds_that_teach_nothing_are_left_out():
     (good,) = served(1, true=off)
     online = OnlineEstimator(START)
-    online.observe([good._replace(verified=0), good._replace(evidence=((float("nan"), 0.0, 0.0),) * BLOCK)])
+    unread = good._replace(evidence=tuple(features[:1] for features in good.evidence))
+    nonsense = good._replace(evidence=((float("nan"), 0.0, 0.0),) * BLOCK)
+    online.observe([good._replace(verified=0), nonsense, unread])
     assert online.kept == 0
     online.observe([good])
     assert online.kept == 1

@@ -117,13 +117,30 @@ def test_a_budget_lasts_so_many_rounds_but_a_pinned_request_does_not_wait():
     lasting = planner(lambda size, _: times[size], min_gain=0.0, every=3)
     requests, looks = told(*[0.9] * ROWS), []
     for round_ in range(7):
-        budgets = budget(lasting.plan(SPAN, requests)), lasting.looks_next
+        budgets = budget(lasting.plan(SPAN, requests)), lasting.watches
         looks.append(budgets)
         if round_ == 0:
             requests.survival_BK[:] = 0.6**SLOTS
     assert looks == [(32, False), (32, False), (32, True), (8, False), (8, False), (8, True), (8, False)]
     requests.pinned_B[0] = True
     assert budget(lasting.plan(SPAN, requests)) > 8
+
+
+@pytest.mark.parametrize(
+    ("every", "ahead", "watched"), [(4, 0, [3, 7]), (4, 1, [2, 6]), (2, 1, [0, 2, 4, 6]), (1, 1, range(8))]
+)
+def test_what_is_learnt_from_is_the_newest_round_that_is_read_before_the_next_budget(every, ahead, watched):
+    policy = TwoStep(every=every)
+    lasting = Planner(policy, block=BLOCK, curve=curve(lambda size, _: float(size)), ahead=ahead)
+    requests, found = told(*[0.9] * ROWS), []
+    for round_ in range(8):
+        plan = lasting.plan(SPAN, requests)
+        found += [round_] * lasting.watches
+        assert lasting.readings(plan) == ((True,) if plan.sizes else (False, True) if plan.drafts else (False,))
+    assert found == list(watched)
+    fixed = Planner(FixedLength(), block=BLOCK)
+    assert fixed.readings(fixed.plan(SPAN, requests)) == (True,)
+    assert not fixed.watches
 
 
 def test_a_rest_is_counted_in_rounds_however_long_budgets_last():
@@ -222,9 +239,9 @@ def test_a_guess_does_not_last():
     guessed = told(0.9, 0.9, 0.9)
     guessed.known_B[1:] = False
     lasting.plan(SPAN, guessed)
-    assert lasting.looks_next
+    assert lasting.watches
     lasting.plan(SPAN, told(0.9, 0.9, 0.9))
-    assert not lasting.looks_next
+    assert not lasting.watches
 
 
 def test_requests_that_move_take_what_is_known_of_them_along():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.decoding.confidence import HEAD_ALONE, HEAD_AND_DRAFT, Estimator
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.planner import two_step_plans
 from dspark_jax.decoding.profile import Shape, StepCurve
@@ -39,7 +40,17 @@ POLICIES = {
 
 
 def slots_of(models, policy, rule=Rule.TOKEN, *, elastic=False, max_batch=8):
-    return DecodeSlots(*models, max_batch=max_batch, max_len=60, policy=policy, curve=MILD, rule=rule, elastic=elastic)
+    """Slots that read all there is to read, so that rounds with and without reading differ."""
+    return DecodeSlots(
+        *models,
+        max_batch=max_batch,
+        max_len=60,
+        policy=policy,
+        curve=MILD,
+        estimator=Estimator.raw(BLOCK, HEAD_AND_DRAFT),
+        rule=rule,
+        elastic=elastic,
+    )
 
 
 def jobs():
@@ -98,7 +109,7 @@ def test_one_program_verifies_the_same_packed_and_whole(thin):
 def test_a_thousand_rounds_compile_nothing_after_the_warm_up(thin, name, elastic):
     slots = slots_of(thin, POLICIES[name], max_batch=2 if elastic else 4, elastic=elastic)
     slots.warm_up()
-    before, rng, verified = slots.programs.compiled_rounds, np.random.default_rng(0), set()
+    before, rng, verified, read = slots.programs.compiled_rounds, np.random.default_rng(0), set(), set()
     for _ in range(1000):
         if slots.free and rng.random() < 0.4:
             slots.admit(
@@ -107,11 +118,13 @@ def test_a_thousand_rounds_compile_nothing_after_the_warm_up(thin, name, elastic
         live = len(slots.live)
         outs = slots.step()
         verified.add((live, sum(out.verified for out in outs)))
+        read |= {out.evidence.shape[-1] for out in outs}
         for handle in slots.live:
             if rng.random() < 0.12:
                 slots.release(handle)
     assert slots.programs.compiled_rounds == before
     assert len(verified) > 4
+    assert read == ({HEAD_ALONE, HEAD_AND_DRAFT} if name == "two-step" else {HEAD_AND_DRAFT})
 
 
 def test_d_29_less_is_verified_the_more_requests_there_are(thin, oracle_of):

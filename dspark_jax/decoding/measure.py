@@ -23,7 +23,7 @@ from dspark_jax.decoding.scheduler import Guide, TwoStep
 from dspark_jax.ops.sampling import Draws
 
 REPEATS = 5
-_IN_A_ROW = 8
+_IN_A_ROW = 16
 PARTIAL = ".partial"
 
 Watch = Callable[[int], None]
@@ -92,13 +92,13 @@ def measure(
 
     times: dict[Shape, list[float]] = {}
     there = list(guides)
-    # There and back, so that a machine that slows down or speeds up meanwhile favours no plan.
-    for plan in there + there[::-1]:
+    # Plans take turns, there and back, so that a machine that slows down or speeds up meanwhile favours none.
+    for plan in there:
         # The first time allocates.
-        state, shape, _ = run(plan)
-        for _ in range(repeats):
-            state, _, seconds = run(plan)
-            times.setdefault(shape, []).append(seconds)
+        state, _, _ = run(plan)
+    for plan in (there + there[::-1]) * repeats:
+        state, shape, seconds = run(plan)
+        times.setdefault(shape, []).append(seconds)
     for shape, taken in times.items():
         yield shape, statistics.median(taken)
 
@@ -134,7 +134,7 @@ def profile(
         ),
         max_batch=max_batch,
         spans=spans,
-        method=f"median of {2 * repeats} {what}, each half of them after one that warms up",
+        method=f"median of {2 * repeats} {what}, all kinds in turn, after one of each that warms up",
         watch=watch,
     )
 

@@ -5,14 +5,17 @@
 Targets have the named model's shape and random weights, drafters the released shape: five layers, blocks of seven.
 The floor of a part is the larger of two times: that of reading its weights and the context's keys and values once, at
 the bandwidth that a copy reaches here, and that of its matrix products at the rate a large product reaches here.
+The sequential head is what drafting takes beyond the backbone and its logits.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from flax import nnx
 from dspark_jax.decoding.programs import compiler_options
 from dspark_jax.decoding.round import DecodeState, RoundPlan, decode_round, init_state
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
+from dspark_jax.nn.block import LayerSpec
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 from dspark_jax.training.draft import DSparkShape, draft_config
@@ -32,8 +36,8 @@ from dspark_jax.training.known_targets import target_facts
 
 Program = Callable[..., tuple[DecodeState, Any]]
 COLUMNS = (
-    *("target", "batch", "context", "verify ms (floor, share)", "draft ms (share of round)"),
-    *("head ms (share)", "round ms", "compile s"),
+    *("target", "batch", "context", "verify ms (floor, share)", "draft ms (floor, share of round)"),
+    *("head ms (share)", "round ms"),
 )
 
 
@@ -45,17 +49,17 @@ def main() -> int:
     bandwidth, rate = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e12
     print(f"{facts['device']}, {args.dtype}: a copy moves {bandwidth:.0f} GB/s, a product does {rate:.1f} TFLOP/s\n")
     print(f"| {' | '.join(COLUMNS)} |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     rows = []
     for name in args.targets:
         models = _models(name, dtype)
-        for batch in args.batch:
-            for context in args.context:
-                rows.append({"target": name} | _measure(*models, batch, context, dtype, ceiling, args.repeats))
-                _print_row(rows[-1])
-                if args.json:
-                    args.json.write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
-        del models
+        loads = [(batch, context) for batch in args.batch for context in args.context]
+        for load, programs in _compiled(*models, loads, dtype).items():
+            rows.append({"target": name} | _measure(*models, *load, programs, dtype, ceiling, args.repeats))
+            _print_row(rows[-1])
+            if args.json:
+                args.json.write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
+        del models, programs
     if args.plot:
         _plot(rows, facts, args.plot)
     return 0
@@ -86,70 +90,92 @@ def _models(name: str, dtype: jnp.dtype) -> tuple[Target, DSpark]:
     return make()
 
 
+def _state(target: Target, drafter: DSpark, batch: int, context: int, dtype: jnp.dtype) -> DecodeState:
+    """`batch` sampled requests that hold `context` tokens."""
+    state = init_state(target, drafter, batch, context + drafter.block_size + 1, dtype)
+    law = replace(state.law, draws=Draws.PLAIN, temperature_B=jnp.ones(batch))
+    return replace(state, position_B=jnp.full(batch, context, jnp.int32), law=law)
+
+
+def _verify(target: Target, drafter: DSpark, state: DecodeState):
+    tokens_BT = jnp.broadcast_to(state.anchor_B[:, None], (len(state.anchor_B), drafter.block_size + 1))
+    out = target.extend(state.cache, tokens_BT, state.position_B, drafter.tapped_layers)
+    assert out.cache is not None
+    best = jnp.argmax(target.vocabulary.logits(out.hidden_BTD), axis=-1)
+    return replace(state, cache=out.cache), (best, out.features_BTE)
+
+
+def _backbone(target: Target, drafter: DSpark, state: DecodeState):
+    hidden, draft = drafter.cached_block(target.vocabulary, state.draft, state.anchor_B, state.position_B)
+    return replace(state, draft=draft), jnp.argmax(drafter.base_logits(target.vocabulary, hidden), axis=-1)
+
+
+def _draft(target: Target, drafter: DSpark, state: DecodeState):
+    proposal, draft = drafter.propose(target.vocabulary, state.draft, state.anchor_B, state.position_B, state.law)
+    return replace(state, draft=draft), proposal.tokens_BK
+
+
+def _round(target: Target, drafter: DSpark, state: DecodeState):
+    after, out = decode_round(target, drafter, RoundPlan(), state)
+    # Where it was: every round of the measurement is the same.
+    return replace(after, position_B=state.position_B), out.tokens_BN
+
+
+PARTS = {"verify": _verify, "backbone": _backbone, "draft": _draft, "round": _round}
+
+
+def _compiled(
+    target: Target, drafter: DSpark, loads: list[tuple[int, int]], dtype: jnp.dtype
+) -> dict[tuple[int, int], dict[str, Program]]:
+    """The parts for all (batch, context), compiled side by side."""
+    weights, treedef = jax.tree.flatten((target, drafter))
+
+    def lowered(part: Callable, load: tuple[int, int]) -> jax.stages.Lowered:
+        def flat(weights: list, state: DecodeState) -> tuple[DecodeState, Any]:
+            return part(*jax.tree.unflatten(treedef, weights), state)
+
+        run = jax.jit(flat, donate_argnums=1, compiler_options=compiler_options(jax.default_backend()))
+        return run.lower(weights, jax.eval_shape(lambda: _state(target, drafter, *load, dtype)))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pending = {
+            load: {name: pool.submit(lowered(part, load).compile) for name, part in PARTS.items()} for load in loads
+        }
+        return {load: {name: each.result() for name, each in parts.items()} for load, parts in pending.items()}
+
+
 def _measure(
     target: Target,
     drafter: DSpark,
     batch: int,
     context: int,
+    programs: dict[str, Program],
     dtype: jnp.dtype,
     ceiling: dict[str, float],
     repeats: int,
 ) -> dict[str, Any]:
-    block = drafter.block_size
-    state = init_state(target, drafter, batch, context + block + 1, dtype)
-    law = replace(state.law, draws=Draws.PLAIN, temperature_B=jnp.ones(batch))
-    state = replace(state, position_B=jnp.full(batch, context, jnp.int32), law=law)
-    weights, treedef = jax.tree.flatten((target, drafter))
-
-    def verify(target: Target, drafter: DSpark, state: DecodeState):
-        tokens_BT = jnp.broadcast_to(state.anchor_B[:, None], (batch, block + 1))
-        out = target.extend(state.cache, tokens_BT, state.position_B, drafter.tapped_layers)
-        assert out.cache is not None
-        best = jnp.argmax(target.vocabulary.logits(out.hidden_BTD), axis=-1)
-        return replace(state, cache=out.cache), (best, out.features_BTE)
-
-    def backbone(target: Target, drafter: DSpark, state: DecodeState):
-        hidden, draft = drafter.cached_block(target.vocabulary, state.draft, state.anchor_B, state.position_B)
-        return replace(state, draft=draft), jnp.argmax(drafter.base_logits(target.vocabulary, hidden), axis=-1)
-
-    def draft(target: Target, drafter: DSpark, state: DecodeState):
-        proposal, draft = drafter.propose(target.vocabulary, state.draft, state.anchor_B, state.position_B, state.law)
-        return replace(state, draft=draft), proposal.tokens_BK
-
-    def round_(target: Target, drafter: DSpark, state: DecodeState):
-        after, out = decode_round(target, drafter, RoundPlan(), state)
-        # Where it was: every round of the measurement is the same.
-        return replace(after, position_B=state.position_B), out.tokens_BN
-
+    state, weights = _state(target, drafter, batch, context, dtype), jax.tree.leaves((target, drafter))
     seconds: dict[str, float] = {}
-    compile_seconds = 0.0
-    for name, program in {"verify": verify, "backbone": backbone, "draft": draft, "round": round_}.items():
+    for name, program in programs.items():
+        seconds[name], state = _time(program, weights, state, repeats)
+    block, head = drafter.block_size, target.vocabulary.spec.size * target.vocabulary.spec.d_model
+    sequential = 0 if drafter.markov_head is None else drafter.markov_head.w2.size
 
-        def flat(weights: list, state: DecodeState, program: Program = program) -> tuple[DecodeState, Any]:
-            target, drafter = jax.tree.unflatten(treedef, weights)
-            return program(target, drafter, state)
+    def floor(layers: Any, specs: Sequence[LayerSpec], slots: int, further: int) -> dict[str, float]:
+        dense = sum(leaf.size for leaf in jax.tree.leaves(layers)) + head
+        cached = sum(2 * spec.kv_heads * spec.head_dim for spec in specs) * context * batch
+        moved, flops = (dense + further + cached) * dtype.itemsize, 2 * (dense * slots + further) * batch
+        least = max(moved / ceiling["bytes_per_second"], flops / ceiling["flops_per_second"])
+        return {"bytes": moved, "flops": flops, "seconds": least}
 
-        run = jax.jit(flat, donate_argnums=1, compiler_options=compiler_options(jax.default_backend()))
-        began = time.perf_counter()
-        compiled = run.lower(weights, state).compile()
-        compile_seconds += time.perf_counter() - began
-        seconds[name], state = _time(compiled, weights, state, repeats)
-    vocabulary, kept = target.vocabulary, context * batch
-    head = vocabulary.spec.size * vocabulary.spec.d_model
-    dense = sum(leaf.size for leaf in jax.tree.leaves(target.layers)) + head
-    cached = sum(2 * spec.kv_heads * spec.head_dim for spec in target.spec.layers) * kept
-    moved = (dense + cached) * dtype.itemsize
-    flops = 2 * dense * batch * (block + 1)
-    floor = max(moved / ceiling["bytes_per_second"], flops / ceiling["flops_per_second"])
     return {
         "batch": batch,
         "context": context,
         "seconds": seconds,
-        "verify_floor": floor,
-        "verify_bytes": moved,
-        "verify_flops": flops,
+        "verify_floor": floor(target.layers, target.spec.layers, block + 1, 0),
+        # The head's weights are read anew for every slot: what it adds depends on the token before.
+        "draft_floor": floor(drafter.layers, drafter.config.layers, block, block * sequential),
         "head_seconds": seconds["draft"] - seconds["backbone"],
-        "compile_seconds": compile_seconds,
     }
 
 
@@ -167,13 +193,13 @@ def _time(compiled: Program, weights: list, state: DecodeState, repeats: int) ->
 
 
 def _print_row(row: dict[str, Any]) -> None:
-    seconds = row["seconds"]
+    seconds, verify, draft = row["seconds"], row["verify_floor"]["seconds"], row["draft_floor"]["seconds"]
     print(
-        f"| {row['target']} | {row['batch']} | {row['context']} | {1e3 * seconds['verify']:.2f} "
-        f"({1e3 * row['verify_floor']:.2f}, {row['verify_floor'] / seconds['verify']:.0%}) "
-        f"| {1e3 * seconds['draft']:.2f} ({seconds['draft'] / seconds['round']:.0%}) "
+        f"| {row['target']} | {row['batch']} | {row['context']} "
+        f"| {1e3 * seconds['verify']:.2f} ({1e3 * verify:.2f}, {verify / seconds['verify']:.0%}) "
+        f"| {1e3 * seconds['draft']:.2f} ({1e3 * draft:.2f}, {seconds['draft'] / seconds['round']:.0%}) "
         f"| {1e3 * row['head_seconds']:.2f} ({row['head_seconds'] / seconds['round']:.1%}) "
-        f"| {1e3 * seconds['round']:.2f} | {row['compile_seconds']:.0f} |",
+        f"| {1e3 * seconds['round']:.2f} |",
         flush=True,
     )
 
@@ -191,7 +217,7 @@ def _plot(rows: list[dict], facts: dict, path: Path) -> None:
         batches = [row["batch"] for row in picked]
         for part in ("round", "verify", "draft"):
             axis.plot(batches, [1e3 * row["seconds"][part] for row in picked], marker="o", label=part)
-        axis.plot(batches, [1e3 * row["verify_floor"] for row in picked], "k--", label="floor of verify")
+        axis.plot(batches, [1e3 * row["verify_floor"]["seconds"] for row in picked], "k--", label="floor of verify")
         axis.set(title=f"{target}, {context} tokens", xlabel="requests", ylabel="ms", xscale="log", ylim=(0, None))
         axis.legend()
     figure.suptitle(f"{facts['device']}, {facts['dtype']}")

@@ -44,7 +44,7 @@ def write_pages(
     if not interpret:
         # Pages few enough to fit would be brought into VMEM, and back.
         pages_PSXC = pltpu.with_memory_space_constraint(pages_PSXC, pltpu.HBM)
-    piece = next(size for size in range(min(width, _PIECE), 0, -1) if width % size == 0)
+    piece = next(count for count in range(min(width, size, _PIECE), 0, -1) if width % count == 0)
     moved = 2 * batch * width * new_NXC[0].size * kind.itemsize
     written = pl.pallas_call(
         partial(_body, batch=batch, table=table, size=size, width=width, piece=piece),

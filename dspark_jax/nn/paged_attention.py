@@ -72,13 +72,14 @@ class PlainPages:
 class KernelPages:
     """The TPU kernels, which touch what is there and nothing else.
 
-    `interpret`: the one that writes; the one that attends cannot be interpreted, and its twin takes its place.
+    `interpret`: the one that writes, for heads of any kind; the one that attends cannot be interpreted, and its twin
+    takes its place.
     """
 
     interpret: bool = False
 
     def fits(self, spec: LayerSpec, dtype: DType) -> bool:
-        return kernels.fits(spec.kv_heads, spec.head_dim, dtype)
+        return self.interpret or kernels.fits(spec.kv_heads, spec.head_dim, dtype)
 
     def write(
         self, pages_PSXC: Pages, new_NXC: Array, pages_BI: Table, start_B: Int[Array, "B"], packed: Packing

@@ -13,10 +13,13 @@ from dspark_jax.kernels.block_attention import LANES
 _POSITIONS, _QUERIES = 512, 32
 
 
-def fits(kv_heads: int, channels: int, dtype: DType) -> bool:
-    """Whether the kernel takes such heads: they have 128 channels, and those of a position fill whole tiles."""
-    words, odd = divmod(2 * kv_heads * jnp.dtype(dtype).itemsize, 4)
-    return channels == LANES and not odd and (words in (1, 2, 4) or words % 8 == 0)
+def fits(heads: int, kv_heads: int, channels: int, dtype: DType) -> bool:
+    """Whether the kernel takes such heads: of 128 channels, those of a position whole tiles, and so their queries."""
+    packed, group = 4 // jnp.dtype(dtype).itemsize, heads // kv_heads
+    words, rest = divmod(2 * kv_heads, packed)
+    # Several tiles of heads are taken one at a time, or all at once, which needs too much memory.
+    one_at_a_time = words <= 8 or group % 2 == 0 or (group == 1 and packed > 1)
+    return channels == LANES and not rest and (words in (1, 2, 4) or words % 8 == 0) and one_at_a_time
 
 
 def ragged_verification(

@@ -79,7 +79,7 @@ class KernelPages:
     interpret: bool = False
 
     def fits(self, spec: LayerSpec, dtype: DType) -> bool:
-        return self.interpret or kernels.fits(spec.kv_heads, spec.head_dim, dtype)
+        return self.interpret or kernels.fits(spec.heads, spec.kv_heads, spec.head_dim, dtype)
 
     def write(
         self, pages_PSXC: Pages, new_NXC: Array, pages_BI: Table, start_B: Int[Array, "B"], packed: Packing

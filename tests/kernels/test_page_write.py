@@ -71,7 +71,7 @@ from dspark_jax.kernels.page_write import write_pages
 from dspark_jax.kernels.ragged_verification import fits
 
 for kv_heads, dtype, (width, entries), page in CASES:
-    assert fits(kv_heads, 128, dtype)
+    assert fits(16, kv_heads, 128, dtype)
     pages, new = shape(256, page, 2 * kv_heads, 128, dtype=dtype), shape(entries, 2 * kv_heads, 128, dtype=dtype)
     rows = shape(32, dtype=jnp.int32)
     run = jax.jit(partial(write_pages, width=width), donate_argnums=0)
@@ -86,12 +86,12 @@ for kv_heads, dtype, (width, entries), page in CASES:
 """
 FEW = "CASES = (8, jnp.bfloat16, (8, 128), 128), (4, jnp.float32, (32, 1024), 128)"
 ALL = """
-CASES = product((1, 2, 4, 8, 16), (jnp.bfloat16, jnp.float32), ((1, 32), (8, 128), (512, 16384)), (128, 200))
+CASES = product((1, 2, 4, 8), (jnp.bfloat16, jnp.float32), ((1, 32), (8, 128), (512, 16384)), (128, 200))
 """
 
 
 @pytest.mark.parametrize(
-    ("cases", "count"), [(FEW, 2), pytest.param(ALL, 60, marks=pytest.mark.slow)], ids=["few", "all"]
+    ("cases", "count"), [(FEW, 2), pytest.param(ALL, 48, marks=pytest.mark.slow)], ids=["few", "all"]
 )
 def test_compiled_for_a_tpu_it_updates_in_place_without_a_loop(ahead, kind, cases, count):
     found = ahead(kind, cases + ONE)

@@ -67,8 +67,11 @@ def test_every_row_starts_with_pages_of_its_own():
 @pytest.mark.parametrize(
     ("kv_heads", "channels", "dtype", "takes"),
     [
-        *((heads, 128, jnp.bfloat16, heads != 3) for heads in (1, 2, 3, 4, 8, 16)),
-        *((heads, 128, jnp.float32, heads != 6) for heads in (1, 2, 4, 6, 8)),
+        *((heads, 128, jnp.bfloat16, heads != 3) for heads in (1, 2, 3, 4, 8, 24)),
+        *((heads, 128, jnp.float32, heads != 6) for heads in (1, 2, 4, 6, 12)),
+        (48, 128, jnp.bfloat16, True),
+        (16, 128, jnp.bfloat16, False),
+        (48, 128, jnp.float32, False),
         (8, 64, jnp.bfloat16, False),
         (8, 256, jnp.bfloat16, False),
     ],

@@ -128,14 +128,13 @@ for channels, form, plan in (64, pages, whole), (128, InRows(), whole), (128, pa
     # JAX's kernel asks which TPU it is for.
     with on_mesh(make_mesh(devices=described.devices[:1])):
         compiled = programs.lower(plan, state, guide, Draws.GREEDY).compile()
-    held = jax.tree.leaves(state.cache)[0]
     report(
         compiled,
         state.draft.keys[0].shape,
         paged=type(state.cache).__name__ == "PagedCache",
-        copied_target=copied(compiled, held.shape),
+        copied_target=copied(compiled, jax.tree.leaves(state.cache)[0].shape),
         loops=[line[line.find("metadata") :] for line in compiled.as_text().splitlines() if " while(" in line],
-        cache=held.size * 2,
+        cache=state.draft.keys[0].size * 2,
     )
 """
 

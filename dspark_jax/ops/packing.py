@@ -25,8 +25,10 @@ class Packing:
         return x_BT[self.row_N, self.slot_N]
 
     def unpack(self, x_N: Shaped[Array, "N *X"]) -> Shaped[Array, "B T *X"]:
-        """Rows of `width` slots again; slots a row does not have are filled with entries of others."""
-        entry_BT = self.first_B[:, None] + jnp.arange(self.width)
+        """Rows of `width` slots again; slots a row does not have repeat its last token, another's if it has none."""
+        # Another's would bring along what is broken there.
+        last_B1 = jnp.maximum(self.count_B - 1, 0)[:, None]
+        entry_BT = self.first_B[:, None] + jnp.minimum(jnp.arange(self.width), last_B1)
         return x_N[jnp.minimum(entry_BT, x_N.shape[0] - 1)]
 
 

@@ -72,3 +72,14 @@ def test_prefill_packed_verification_and_rollback_equal_those_over_rows(target, 
             assert np.isfinite(a).all()
         rows, pages = whole.cache, found.cache
         start = start + np.int32([8, 2, 2, 2] if counts is None else [8, *np.minimum(counts[1:], 2)])
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_broken_row_touches_no_other_that_is_packed_beside_it(target, paged):
+    cache = in_pages(target, 3, PlainPages()) if paged else target.init_cache(3, SPAN, jnp.float32)
+    broken = cache.pages_BI[1] if paged else 1
+    cache = jax.tree.map(lambda x: x.at[broken].set(jnp.nan) if x.dtype == jnp.float32 else x, cache)
+    out = extend(target, cache, np.ones((3, WIDTH), int), np.int32([5, 5, 5]), np.int32([2, 3, 4]), size=16)
+    assert (
+        np.isnan(np.asarray(out.hidden_BTD)).any(axis=-1).ravel()[:9].tolist() == [False] * 2 + [True] * 3 + [False] * 4
+    )

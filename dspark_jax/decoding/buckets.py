@@ -9,7 +9,7 @@ import numpy as np
 
 from dspark_jax.core.arrays import Array, Int
 from dspark_jax.decoding.round import DecodeState
-from dspark_jax.nn.cache import KVCache, resize
+from dspark_jax.nn.cache import Cache
 
 SMALLEST_SPAN = 256
 CHUNKS = (32, 128, 512)
@@ -71,22 +71,28 @@ def regroup(state: DecodeState, picked_B: Int[Array, "B"], span: int) -> DecodeS
     """The picked rows of `state` (in that order, repeats allowed) in a state of another span."""
 
     def move(leaf: Any) -> Any:
-        if isinstance(leaf, KVCache):
-            return jax.tree.map(lambda x: resize(x[picked_B], span), leaf)
-        return leaf[picked_B]
+        return leaf.picked(picked_B, span) if _is_cache(leaf) else leaf[picked_B]
 
-    return jax.tree.map(move, state, is_leaf=lambda leaf: isinstance(leaf, KVCache))
+    return jax.tree.map(move, state, is_leaf=_is_cache)
 
 
 def insert(state: DecodeState, group: DecodeState, rows_G: Int[Array, "G"]) -> DecodeState:
     """`state` with its rows `rows_G` replaced by those of `group`; a row index past the end drops that row."""
-    return jax.tree.map(lambda old, new: old.at[rows_G].set(new, mode="drop"), state, group)
+
+    def put(old: Any, new: Any) -> Any:
+        return old.inserted(new, rows_G) if _is_cache(old) else old.at[rows_G].set(new, mode="drop")
+
+    return jax.tree.map(put, state, group, is_leaf=_is_cache)
 
 
 def request_keys(seeds: Sequence[int]) -> Array:
     """One PRNG key for each 64-bit seed; integers that differ modulo 2**64 never share a key."""
     words = [((seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF) for seed in seeds]
     return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")
+
+
+def _is_cache(leaf: Any) -> bool:
+    return isinstance(leaf, Cache)
 
 
 def _power_of_two(n: int) -> int:

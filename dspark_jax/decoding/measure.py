@@ -88,7 +88,7 @@ def measure(
         seconds = (clock() - began) / in_a_row
         ran_rows, width = out.tokens_BN.shape
         verified = ran_rows + int(np.sum(out.verified_B))
-        return after, Shape(ran_rows, after.cache.keys[0].shape[2], verified, width - 1), seconds
+        return after, Shape(ran_rows, after.cache.span, verified, width - 1), seconds
 
     times: dict[Shape, list[float]] = {}
     there = list(guides)
@@ -195,7 +195,7 @@ def _in_a_row(programs: Programs) -> int:
 
 def _full(state: DecodeState, room: int) -> DecodeState:
     """Every row sampled at temperature 1, its anchor as late as leaves it `room` positions."""
-    rows, span = state.position_B.shape[0], state.cache.keys[0].shape[2]
+    rows, span = state.position_B.shape[0], state.cache.span
     return replace(
         state,
         position_B=jnp.full(rows, span - room, jnp.int32),

@@ -18,6 +18,7 @@ from dspark_jax.drafters.base import Drafter
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.nn.block_attention import suited_to
 from dspark_jax.nn.cache import Caching, writes_suited_to
+from dspark_jax.nn.paged_cache import form_suited_to
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target
 
@@ -60,6 +61,8 @@ class Programs:
             drafter = drafter.with_block_attention(suited_to(where))
         if target.cache_write is None:
             target = target.with_cache_write(writes_suited_to(where))
+        if target.cache_form is None:
+            target = target.with_cache_form(form_suited_to(where))
         if isinstance(drafter, Caching) and drafter.cache_write is None:
             drafter = drafter.with_cache_write(writes_suited_to(where))
         self._target = target
@@ -102,7 +105,7 @@ class Programs:
         """`decode_round`, specialised to what is known of the laws' draws."""
         law = state.law
         state = replace(state, law=replace(law, draws=draws))
-        shape = RoundShape(plan, state.position_B.shape[0], state.cache.keys[0].shape[2], draws)
+        shape = RoundShape(plan, state.position_B.shape[0], state.cache.span, draws)
         key = shape, _guide_shape(guide)
         if key not in self._compiled:
             self._compiled[key] = self.lower(plan, state, guide, draws).compile()

@@ -15,7 +15,7 @@ from dspark_jax.core.arrays import Array, DType, Float, Int, Keys, pytree
 from dspark_jax.decoding.rejection import Rule, judge
 from dspark_jax.decoding.scheduler import FixedLength, Guide, Policy, verified_lengths
 from dspark_jax.drafters.base import Drafter, no_drafts
-from dspark_jax.nn.cache import KVCache
+from dspark_jax.nn.cache import Cache
 from dspark_jax.ops.packing import packing
 from dspark_jax.ops.sampling import SamplingLaw, law_probs, sample
 from dspark_jax.targets.model import Target
@@ -27,7 +27,7 @@ _DRAFT, _JUDGE, _NEXT = 0, 1, 2
 class DecodeState:
     """Live rows between rounds. Caches hold everything committed before the anchor, and scratch from there on."""
 
-    cache: KVCache
+    cache: Cache
     draft: Any
     anchor_B: Int[Array, "B"]
     """Last committed token."""
@@ -135,7 +135,7 @@ def decode_round(
     tokens_BN = jnp.concatenate([state.anchor_B[:, None], proposal.tokens_BK], axis=1)
     uniforms_BK = jax.vmap(lambda key: jax.random.uniform(key, (block,)))(keys_for(_JUDGE))
 
-    def verify(size: int | None) -> tuple[KVCache, Array, Array, Array]:
+    def verify(size: int | None) -> tuple[Cache, Array, Array, Array]:
         count_B = jnp.where(guide.live_B, lengths_B + 1, 0)
         packed = None if size is None else packing(count_B, block + 1, size)
         out = target.extend(state.cache, tokens_BN, start_B, drafter.tapped_layers, packed)

@@ -282,7 +282,7 @@ class DecodeSlots:
             self._rows = [None for _ in range(rows)]
             self._outlooks = Outlooks.empty(rows, self.block_size)
             return span
-        held_rows, held_span = len(self._rows), self._state.cache.keys[0].shape[2]
+        held_rows, held_span = len(self._rows), self._state.cache.span
         oversized = rows < held_rows or span < held_span
         self._idle_rounds = self._idle_rounds + 1 if oversized else 0
         if self._idle_rounds <= _ROUNDS_BEFORE_SHRINKING:

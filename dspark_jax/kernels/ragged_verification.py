@@ -7,9 +7,19 @@ The tokens that are verified are already in their pages. The twin in plain code 
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-from dspark_jax.core.arrays import Array, Float, Int
+from dspark_jax.core.arrays import Array, DType, Float, Int
+from dspark_jax.kernels.block_attention import LANES
 
 _POSITIONS, _QUERIES = 512, 32
+
+
+def fits(heads: int, kv_heads: int, channels: int, dtype: DType) -> bool:
+    """Whether the kernel takes such heads: of 128 channels, those of a position whole tiles, and so their queries."""
+    packed, group = 4 // jnp.dtype(dtype).itemsize, heads // kv_heads
+    words, rest = divmod(2 * kv_heads, packed)
+    # Several tiles of heads are taken one at a time, or all at once, which needs too much memory.
+    one_at_a_time = words <= 8 or group % 2 == 0 or (group == 1 and packed > 1)
+    return channels == LANES and not rest and (words in (1, 2, 4) or words % 8 == 0) and one_at_a_time
 
 
 def ragged_verification(
@@ -26,7 +36,7 @@ def ragged_verification(
     """The first sum(count_B) entries are the rows' tokens, one row after the other, row b's at positions start_B[b]..
 
     Each sees its row up to itself, the last `window` positions of it with a window. Position s of row b is in page
-    pages_BI[b, s // S]. Some row has tokens; entries behind the last token are meaningless.
+    pages_BI[b, s // S]. Entries behind the last token are meaningless.
     """
     size, table = pages_PSXC.shape[1], pages_BI.shape[1]
     return ragged_paged_attention(
@@ -47,8 +57,10 @@ def ragged_rows(
 ) -> tuple[Int[Array, "B"], Int[Array, "B I"], Int[Array, "B+1"], Int[Array, "1"]]:
     """What the kernel is told of rows: (lengths, pages, where each row's tokens start and the last one's end, rows).
 
-    Rows without tokens come last and are not counted: the kernel would fetch keys for them that it never waits for.
+    Rows without tokens come last and are not counted: the kernel would fetch keys for them that it never waits for. It
+    would for no rows at all, so then one is made up.
     """
+    count_B = count_B.at[0].add((jnp.sum(count_B) == 0).astype(count_B.dtype))
     order = jnp.argsort(count_B == 0, stable=True)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(count_B[order], dtype=jnp.int32)])
     rows = jnp.sum(count_B > 0, dtype=jnp.int32)[None]

@@ -3,10 +3,11 @@
 There are two ways to write to it, and the one that suits a device is chosen by whoever knows the device.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +20,52 @@ from dspark_jax.kernels import cache_write as kernels
 from dspark_jax.nn.block import LayerSpec
 
 Module = TypeVar("Module", bound="Caching")
+Form = TypeVar("Form", bound="Cache")
 Pair = tuple[Array, Array]
 """Keys and values of a layer."""
 
 
+class Cache(ABC):
+    """Keys and values of every layer, for some rows of some positions. Positions nobody committed hold scratch."""
+
+    @property
+    @abstractmethod
+    def span(self) -> int:
+        """Positions of a row."""
+
+    @abstractmethod
+    def with_layers(self: Form, layers: Sequence[Any]) -> Form:
+        """These rows and positions, each layer's entries being these."""
+
+    @abstractmethod
+    def picked(self: Form, picked_Z: Int[Array, "Z"], span: int) -> Form:
+        """These rows, in that order, repeats allowed, in a cache of another span: cut, or with zeros behind."""
+
+    @abstractmethod
+    def inserted(self: Form, group: Form, rows_G: Int[Array, "G"]) -> Form:
+        """This cache with its rows `rows_G` replaced by those of `group`; a row index past the end drops that row."""
+
+
 @pytree
-class KVCache:
-    """Keys and values of every layer, each [B, J, S, C]. Positions nobody committed hold scratch."""
+class KVCache(Cache):
+    """Each layer's keys and its values [B, J, S, C]."""
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
+
+    @property
+    def span(self) -> int:
+        return self.keys[0].shape[2]
+
+    def with_layers(self, layers: Sequence[Pair]) -> "KVCache":
+        keys, values = zip(*layers, strict=True)
+        return replace(self, keys=keys, values=values)
+
+    def picked(self, picked_Z: Int[Array, "Z"], span: int) -> "KVCache":
+        return jax.tree.map(lambda x: resize(x[picked_Z], span), self)
+
+    def inserted(self, group: "KVCache", rows_G: Int[Array, "G"]) -> "KVCache":
+        return jax.tree.map(lambda old, new: old.at[rows_G].set(new, mode="drop"), self, group)
 
 
 def init_cache(layers: Sequence[LayerSpec], batch: int, span: int, dtype: DType) -> KVCache:

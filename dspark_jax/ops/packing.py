@@ -15,6 +15,8 @@ class Packing:
     slot_N: Int[Array, "N"]
     """Its place in the row."""
     first_B: Int[Array, "B"]
+    count_B: Int[Array, "B"]
+    """Tokens of each row."""
     width: int = struct.field(pytree_node=False)
     """Slots a row may have."""
 
@@ -23,8 +25,10 @@ class Packing:
         return x_BT[self.row_N, self.slot_N]
 
     def unpack(self, x_N: Shaped[Array, "N *X"]) -> Shaped[Array, "B T *X"]:
-        """Rows of `width` slots again; slots a row does not have are filled with entries of others."""
-        entry_BT = self.first_B[:, None] + jnp.arange(self.width)
+        """Rows of `width` slots again; slots a row does not have repeat its last token, another's if it has none."""
+        # Another's would bring along what is broken there.
+        last_B1 = jnp.maximum(self.count_B - 1, 0)[:, None]
+        entry_BT = self.first_B[:, None] + jnp.minimum(jnp.arange(self.width), last_B1)
         return x_N[jnp.minimum(entry_BT, x_N.shape[0] - 1)]
 
 
@@ -37,4 +41,9 @@ def packing(count_B: Int[Array, "B"], width: int, size: int) -> Packing:
     row_N = jnp.cumsum(jnp.zeros(size, jnp.int32).at[end_B].add(1, mode="drop"))
     row_N = jnp.minimum(row_N, count_B.shape[0] - 1)
     slot_N = jnp.minimum(jnp.arange(size) - first_B[row_N], width - 1).astype(jnp.int32)
-    return Packing(row_N=row_N, slot_N=slot_N, first_B=first_B.astype(jnp.int32), width=width)
+    return Packing(row_N=row_N, slot_N=slot_N, first_B=first_B.astype(jnp.int32), count_B=count_B, width=width)
+
+
+def whole(batch: int, width: int) -> Packing:
+    """Every row with `width` tokens."""
+    return packing(jnp.full(batch, width, jnp.int32), width, batch * width)

@@ -1,18 +1,25 @@
 """A frozen decoder-only target: embedding, blocks, norm, LM head, with tapped hidden states."""
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.block import Block, LayerSpec
-from dspark_jax.nn.cache import Caching, KVCache, init_cache
+from dspark_jax.nn.cache import Cache, Caching, KVCache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
+from dspark_jax.nn.paged_cache import CacheForm, InRows, PagedCache
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.long_attention import span_attention
 from dspark_jax.ops.masks import causal_mask, first_seen
-from dspark_jax.ops.packing import Packing
+from dspark_jax.ops.packing import Packing, whole
+
+Attend = Callable[[int, Array, Array, Array], tuple[Array, Any]]
+"""attend(layer, q, k, v) -> (mixed, what the layer's cache then is)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +49,17 @@ class TargetOutput:
     """After the final norm: what the LM head reads."""
     features_BTE: Float[Array, "B T E"]
     """Outputs of the tapped layers, concatenated in the order of the taps."""
-    cache: KVCache | None
+    cache: Cache | None
 
 
 class Target(Caching):
     """Layers are unrolled, each with its own arrays: measured faster than a scan over stacked ones where decoding
-    is bound by launches or memory (CPU 42 against 65 ms a step of SmolLM2-135M; GPU 3 against 7 ms at 4B)."""
+    is bound by launches or memory (CPU 42 against 65 ms a step of SmolLM2-135M; GPU 3 against 7 ms at 4B).
+
+    `cache_form`: what its cache is; None is rows.
+    """
+
+    cache_form: CacheForm | None = None
 
     def __init__(self, spec: TargetSpec, *, rngs: nnx.Rngs, dtype: DType = jnp.float32):
         self.spec = spec
@@ -55,8 +67,14 @@ class Target(Caching):
         self.layers = nnx.List([Block(layer, rngs=rngs, dtype=dtype) for layer in spec.layers])
         self.norm = RMSNorm(spec.d_model, "model", eps=spec.norm_eps, dtype=dtype)
 
-    def init_cache(self, batch: int, span: int, dtype: DType) -> KVCache:
-        return init_cache(self.spec.layers, batch, span, dtype)
+    def with_cache_form(self, cache_form: CacheForm) -> "Target":
+        """This target, the same parameters, its caches of that form."""
+        other = copy(self)
+        other.cache_form = cache_form
+        return other
+
+    def init_cache(self, batch: int, span: int, dtype: DType) -> Cache:
+        return (self.cache_form or InRows())(self.spec.layers, batch, span, dtype)
 
     def encode(
         self, tokens_BT: Int[Array, "B T"], taps: tuple[int, ...], starts_BT: Int[Array, "B T"] | None = None
@@ -79,7 +97,7 @@ class Target(Caching):
 
     def extend(
         self,
-        cache: KVCache,
+        cache: Cache,
         tokens_BT: Int[Array, "B T"],
         start_B: Int[Array, "B"],
         taps: tuple[int, ...],
@@ -87,14 +105,25 @@ class Target(Caching):
     ) -> TargetOutput:
         """Tokens at positions start_B..start_B+T-1 of each row, after what the cache holds before start_B.
 
-        With a packing only the tokens on its axis are computed, and outputs are [1, N, ...]; rows are whole again
-        inside attention alone. What the cache then holds of the other tokens is scratch.
+        With a packing only the tokens on its axis are computed, and outputs are [1, N, ...]. What the cache then holds
+        of the other tokens is scratch.
         """
-        shape = (tokens_BT.shape[1], cache.keys[0].shape[2])
-        masks = {window: causal_mask(start_B, *shape, window) for window in self._windows()}
-        positions_BT = start_B[:, None] + jnp.arange(tokens_BT.shape[1])
+        batch, width = tokens_BT.shape
+        if isinstance(cache, PagedCache):
+            # Without a packing rows are full and lie side by side.
+            attend = self._over_pages(cache, start_B, whole(batch, width) if packing is None else packing)
+        else:
+            assert isinstance(cache, KVCache)
+            attend = self._over_rows(cache, start_B, width, packing)
+        positions_BT = start_B[:, None] + jnp.arange(width)
         if packing is not None:
             tokens_BT, positions_BT = packing.pack(tokens_BT)[None], packing.pack(positions_BT)[None]
+        hidden, features, layers = self._run(tokens_BT, positions_BT, taps, attend)
+        return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=cache.with_layers(layers))
+
+    def _over_rows(self, cache: KVCache, start_B: Int[Array, "B"], width: int, packing: Packing | None) -> Attend:
+        """With a packing, rows are whole again inside attention."""
+        masks = {window: causal_mask(start_B, width, cache.span, window) for window in self._windows()}
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
             if packing is not None:
@@ -105,9 +134,15 @@ class Target(Caching):
             mixed = attention(q, keys, values, masks[spec.window], scale=spec.attention_scale)
             return mixed if packing is None else packing.pack(mixed)[None], (keys, values)
 
-        hidden, features, pairs = self._run(tokens_BT, positions_BT, taps, attend)
-        keys, values = zip(*pairs, strict=True)
-        return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=KVCache(keys=keys, values=values))
+        return attend
+
+    def _over_pages(self, cache: PagedCache, start_B: Int[Array, "B"], packing: Packing) -> Attend:
+        """Rows are never whole."""
+
+        def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+            return cache.extended(index, self.spec.layers[index], q, (k, v), start_B, packing)
+
+        return attend
 
     def _windows(self) -> set[int | None]:
         return {spec.window for spec in self.spec.layers}

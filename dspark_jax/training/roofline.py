@@ -20,6 +20,7 @@ from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.round import init_state
 from dspark_jax.decoding.scheduler import Guide
+from dspark_jax.nn.paged_cache import InRows
 from dspark_jax.ops.sampling import Draws
 from dspark_jax.targets.model import Target, TargetSpec
 from dspark_jax.training.draft import Drafter, DrafterConfig, new_drafter
@@ -78,6 +79,8 @@ def predicted_round(subject: Subject, rows: int, span: int, index: int) -> tuple
     """The shape of a round, plans(rows, ...)[index], and its seconds."""
     plan, tokens = plans(rows, subject.drafter.block_size, subject.rule)[index]
     target, drafter = _shapes(subject)
+    # In pages the attention is JAX's kernel, which does not say what it computes and moves.
+    target = target.with_cache_form(InRows())
     dtype = jnp.dtype(subject.dtype)
     state, guide = jax.eval_shape(
         lambda: (init_state(target, drafter, rows, span, dtype), Guide.unguided(rows, drafter.block_size))

@@ -1,4 +1,4 @@
-"""Rounds with the TPU kernels: block attention while drafting, and writes to the caches."""
+"""Rounds with the TPU kernels: block attention while drafting, writes to the caches, and a target's cache in pages."""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +7,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.programs import Programs
+from dspark_jax.decoding.scheduler import Threshold
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.decoding.stats import DecodeStats
 from dspark_jax.nn.block_attention import KernelBlocks, PlainBlocks, suited_to
-from dspark_jax.nn.cache import KernelWrites, PlainWrites, writes_suited_to
+from dspark_jax.nn.cache import KernelWrites, KVCache, PlainWrites, writes_suited_to
+from dspark_jax.nn.paged_attention import KernelPages, PlainPages
+from dspark_jax.nn.paged_cache import InPages, InRows, PagedCache, form_suited_to
 
 PROMPTS = [[5, 9, 2], [1] * 37, [7]]
 
@@ -52,6 +56,25 @@ def test_caches_written_by_kernel_are_those_written_plainly(tiny_target, tiny_dr
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_over_pages_drafts_change_nothing_while_the_state_grows(thin, oracle_of, is_greedy):
+    """Rounds pack what they verify; the long request brings more pages, and the other one is taken along."""
+    target, _ = thin
+    paged, oracle = target.with_cache_form(InPages(attention=PlainPages())), oracle_of(target, block=1, shift=None)
+    slots = DecodeSlots(paged, oracle, max_batch=2, max_len=382, policy=Threshold(confidence=0.4))
+    prompts, budgets = [(5, 9, 2), tuple(i * i % 16 for i in range(245))], (20, 20)
+    jobs = [
+        Job(prompt=prompt, sampling=Sampling(), max_new_tokens=budget, tag=len(prompt))
+        for prompt, budget in zip(prompts, budgets, strict=True)
+    ]
+    caches, texts, stats = [], {}, DecodeStats()
+    for done in generate(slots, jobs, observe=lambda *_: caches.append(slots._state.cache)):
+        texts[done.job.tag], stats = done.tokens, stats + done.stats
+    assert {type(cache) for cache in caches} == {PagedCache}
+    assert {cache.pages_BI.shape for cache in caches} == {(2, 2), (2, 3)}
+    assert is_greedy(target, prompts, [texts[len(prompt)] for prompt in prompts], length=320)
+    assert 0 < stats.accepted < stats.verified < stats.proposed
+
+
 def test_it_leaves_the_cache_as_it_is_and_gives_the_same_hidden_states(tiny_target, tiny_drafter):
     state = tiny_drafter.init_state(2, 150, jnp.float32)
     state = jax.tree.map(lambda x: jnp.asarray(np.random.default_rng(0).normal(size=x.shape), x.dtype), state)
@@ -78,6 +101,17 @@ def test_a_drafter_s_own_choice_stays_and_none_suits_the_device(tiny_target, tin
     assert tiny_drafter.block_attention is None
 
 
+def test_pages_are_taken_where_they_are_asked_for_or_suit_the_device(thin, monkeypatch):
+    target, drafter = thin
+    form = lambda target: type(Programs(target, drafter, dtype=jnp.float32).empty(1, 60).cache)  # noqa: E731
+    pages = InPages(attention=KernelPages(interpret=True))
+    assert form(target) is KVCache
+    assert form(target.with_cache_form(pages)) is PagedCache
+    monkeypatch.setattr("dspark_jax.decoding.programs.form_suited_to", lambda where: pages)
+    assert form(target) is PagedCache
+    assert form(target.with_cache_form(InRows())) is KVCache
+
+
 def test_only_a_single_tpu_takes_the_kernel_unasked():
     class Tpu:
         platform = "tpu"
@@ -88,9 +122,12 @@ def test_only_a_single_tpu_takes_the_kernel_unasked():
     count = 1
     assert suited_to(Tpus()) == KernelBlocks()
     assert writes_suited_to(Tpus()) == KernelWrites()
+    assert form_suited_to(Tpus()) == InPages(attention=KernelPages())
     count = 4
     assert suited_to(Tpus()) == PlainBlocks()
     assert writes_suited_to(Tpus()) == PlainWrites()
+    assert form_suited_to(Tpus()) == InRows()
     cpu = jax.devices()[:1]
     assert suited_to(SingleDeviceSharding(cpu[0])) == PlainBlocks()
+    assert form_suited_to(SingleDeviceSharding(cpu[0])) == InRows()
     assert suited_to(NamedSharding(Mesh(np.array(cpu), ("data",)), PartitionSpec())) == PlainBlocks()

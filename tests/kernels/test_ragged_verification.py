@@ -52,7 +52,9 @@ def test_jax_s_reference_is_told_of_the_same_rows():
     np.testing.assert_allclose(found[: counts.sum()], expected, atol=1e-5)
 
 
-def test_rows_without_tokens_are_not_counted():
+def test_rows_without_tokens_are_not_counted_unless_there_are_no_others():
+    nobody = ragged_rows(jnp.arange(8).reshape(4, 2), STARTS, jnp.zeros(4, jnp.int32))
+    assert (nobody[0][0], nobody[2].tolist(), nobody[3].tolist()) == (1, [0, 1, 1, 1, 1], [1])
     lengths, pages, starts, rows = ragged_rows(jnp.arange(8).reshape(4, 2), STARTS, jnp.array([0, 5, 0, 2]))
     assert rows.tolist() == [2]
     assert (lengths[:2].tolist(), starts.tolist()) == ([18, 6], [0, 5, 7, 7, 7])
@@ -63,20 +65,24 @@ ONE = """
 import numpy as np
 from jax.sharding import Mesh
 
-from dspark_jax.kernels.ragged_verification import ragged_verification
+from dspark_jax.kernels.ragged_verification import fits, ragged_verification
 
 # JAX's kernel asks which TPU it is for.
 mesh = Mesh(np.array(described.devices[:1]), ("x",)).abstract_mesh
-for (heads, kv_heads), dtype, window in product(((32, 8), (8, 4)), (jnp.bfloat16, jnp.float32), (None, 1024)):
-    q, pages = shape(256, heads, 128, dtype=dtype), shape(2048, 64, 2 * kv_heads, 128, dtype=dtype)
-    rows, table = shape(32, dtype=jnp.int32), shape(32, 64, dtype=jnp.int32)
+HEADS = (32, 8), (8, 4), (12, 1), (14, 2), (32, 32)
+for (heads, kv_heads), dtype, (window, size) in product(HEADS, (jnp.bfloat16, jnp.float32), ((None, 128), (1024, 200))):
+    if not fits(heads, kv_heads, 128, dtype):
+        continue
+    table = 8192 // size if size == 128 else 1
+    q, pages = shape(256, heads, 128, dtype=dtype), shape(1024, size, 2 * kv_heads, 128, dtype=dtype)
+    rows, tables = shape(32, dtype=jnp.int32), shape(32, table, dtype=jnp.int32)
     run = jax.jit(partial(ragged_verification, scale=0.1, window=window))
     with jax.sharding.use_abstract_mesh(mesh):
-        compiled = run.lower(q, pages, table, rows, rows).compile()
+        compiled = run.lower(q, pages, tables, rows, rows).compile()
     report(
         compiled,
         pages.shape,
-        case=f"{heads} {kv_heads} {dtype.__name__} {window}",
+        case=f"{heads} {kv_heads} {dtype.__name__} {window} {size}",
         pages=pages.size * pages.dtype.itemsize,
     )
 """
@@ -85,7 +91,7 @@ for (heads, kv_heads), dtype, window in product(((32, 8), (8, 4)), (jnp.bfloat16
 @pytest.mark.slow
 def test_every_tpu_takes_the_kernel_and_leaves_the_pages_where_they_are(ahead, kind):
     found = ahead(kind, ONE)
-    assert len(found) == 8
+    assert len(found) == 18
     for facts in found:
         assert facts["kernels"] == 1, facts
         assert facts["copied"] == [], facts

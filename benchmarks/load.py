@@ -2,10 +2,11 @@
 
     python benchmarks/load.py --prompts DIR [--concurrency 1 4 16] [--repeats 3] [--json load.json] [--plot load.png]
 
-Every policy decodes the same real prompts with the same seeds at the same temperature, with a fixed number of
-requests live at all times; policies take turns within a repeat, so that a gain is a ratio inside one repeat. Only
-rounds are timed: prefill is the same for all, and the first rounds of a run fill the batch and tell a policy what to
-expect. The step curve is measured at the start, for the shapes that run.
+Every policy decodes the same real prompts with the same seeds at the same temperature. A number of requests start
+together and run for so many rounds, or until they end; then come the next ones, until a run has taken its seconds.
+Policies take turns within a repeat, so that a gain is a ratio inside one repeat. Prefill, which is the same for all, is
+not timed, nor are the first rounds after it, which tell a policy what to expect. The step curve is measured at the
+start, for the shapes that run.
 
 "held" is two-step that may never leave the full block: what it takes longer than the longest fixed length is the cost
 of scheduling.
@@ -17,7 +18,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -40,7 +41,7 @@ from dspark_jax.ops.sampling import Draws
 LENGTHS = (0, 1, 2, 3, 5, 7)
 THRESHOLD = 0.5
 NOTHING, HELD = "fixed 0", "held"
-UNTIMED = 8
+UNTIMED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="rounds of a run are timed so long (%(default)g)")
     parser.add_argument("--max-prompt", type=int, default=256, help="longer prompts are left out (%(default)s tokens)")
-    parser.add_argument("--max-new-tokens", type=int, default=192, help="after these a request makes place for another")
+    parser.add_argument("--max-new-tokens", type=int, default=192, help="after these a request ends (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=32, help="rounds that are timed after a prefill (%(default)s)")
     parser.add_argument("--json", type=Path, help="write counts and rates there")
     parser.add_argument("--plot", type=Path, help="draw throughput over per-user speed there (PNG)")
     return parser
@@ -207,40 +209,45 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
 
 
 def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.Namespace, seed: int) -> Run:
-    """Decodes until rounds took so many seconds; a request that ends makes place for the next prompt."""
-    slots, concurrency = load.slots(name), load.concurrency
-    numbers = count()
-    lengths: dict[int, int] = {}
-
-    def admit(free: int) -> None:
-        picked = [next(numbers) for _ in range(free)]
-        laws = [Sampling(temperature=args.temperature, seed=seed + number) for number in picked]
-        handles = slots.admit_many([prompts[(seed + number) % len(prompts)] for number in picked], laws)
-        lengths.update(dict.fromkeys(handles, 0))
-        slots.wait()
-
-    seconds, stats, rounds = 0.0, DecodeStats(), 0
-    admit(concurrency)
-    refill = max(1, concurrency // 16)
+    """Requests that start together, again and again, until their rounds took so many seconds."""
+    slots, outs, seconds, first = load.slots(name), [], 0.0, seed
     while seconds < args.seconds:
-        start = time.perf_counter()
-        # Nothing is in flight while prompts are taken in, so that no round runs beside the clock.
-        outs = slots.drain() if slots.free >= refill else slots.step()
-        took = time.perf_counter() - start
-        rounds += 1
-        if rounds > UNTIMED:
-            seconds += took
-            stats = sum(map(_counts, outs), stats)
-        for out in outs:
+        numbers = range(first, first + load.concurrency)
+        taken, found = _together(slots, load.model.stop_ids, prompts, numbers, args, args.seconds - seconds)
+        seconds, first, outs = seconds + taken, first + load.concurrency, outs + found
+    return Run(seconds=seconds, stats=sum(map(_counts, outs), DecodeStats()))
+
+
+def _together(
+    slots: DecodeSlots,
+    stop_ids: frozenset[int],
+    prompts: list[tuple[int, ...]],
+    numbers: range,
+    args: argparse.Namespace,
+    most: float,
+) -> tuple[float, list[SlotRound]]:
+    """(seconds, what they gave) of the timed rounds of requests of these numbers, which take `most` seconds or less."""
+    laws = [Sampling(temperature=args.temperature, seed=number) for number in numbers]
+    handles = slots.admit_many([prompts[number % len(prompts)] for number in numbers], laws)
+    lengths = dict.fromkeys(handles, 0)
+    slots.wait()
+    began, outs = time.perf_counter(), []
+    for round_ in range(UNTIMED + args.rounds):
+        if round_ == UNTIMED:
+            began, outs = time.perf_counter(), []
+        found = slots.step()
+        outs += found
+        for out in found:
             lengths[out.handle] += len(out.tokens)
-            if lengths[out.handle] >= args.max_new_tokens or load.model.stop_ids & set(out.tokens):
+            if lengths[out.handle] >= args.max_new_tokens or stop_ids.intersection(out.tokens):
                 slots.release(out.handle)
-        if slots.free >= refill and seconds < args.seconds:
-            admit(slots.free)
+        if not slots.live or (round_ > UNTIMED and time.perf_counter() - began > most):
+            break
+    outs += slots.drain()
+    seconds = time.perf_counter() - began
     for handle in slots.live:
         slots.release(handle)
-    slots.drain()
-    return Run(seconds=seconds, stats=stats)
+    return seconds, outs
 
 
 def _counts(out: SlotRound) -> DecodeStats:

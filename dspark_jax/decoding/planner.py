@@ -103,6 +103,11 @@ class Planner:
             return (True,)
         return (False, True) if plan.drafts else (False,)
 
+    def reads(self, plan: RoundPlan) -> bool:
+        """Whether a round of the plan made last reads confidences."""
+        readings = self.readings(plan)
+        return self.watches if self.watches in readings else readings[0]
+
     def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
         rows = len(outlooks.live_B)
         drafting_B = self._drafting(outlooks)

@@ -61,7 +61,7 @@ class TwoStep:
 
     min_gain: float = 0.02
     rest: int = 8
-    every: int = 4
+    every: int = 8
 
     def __post_init__(self) -> None:
         if not (self.min_gain >= 0 and self.rest >= 0):

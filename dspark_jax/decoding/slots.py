@@ -6,7 +6,6 @@ pays for a full batch or a long context. `generate` and the server both drive th
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
 import jax
@@ -18,6 +17,7 @@ from dspark_jax.decoding.admission import Sampling, known_draws, prefilled
 from dspark_jax.decoding.buckets import row_bucket, span_bucket, whole_span
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.flight import Flight, Live, SlotRound, slot_rounds
+from dspark_jax.decoding.guides import Guides
 from dspark_jax.decoding.outlook import Outlooks
 from dspark_jax.decoding.planner import Planner
 from dspark_jax.decoding.profile import StepCurve
@@ -66,10 +66,9 @@ class DecodeSlots:
         self._outlooks = Outlooks.empty(0, self.block_size)
         self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
-        self._guides: dict[bool, Guide] = {}
         self._handles = self._idle_rounds = 0
         self._ahead, self._flights = ahead, deque[Flight]()
-        self._rule, self._head_alone = rule, Estimator.raw(self.block_size)
+        self._rule = rule
         self.programs = Programs(target, drafter, dtype=dtype)
         self.schedule(policy or FixedLength(), curve=curve, estimator=estimator)
 
@@ -117,7 +116,7 @@ class DecodeSlots:
             switches=self.programs.switches,
             ahead=self._ahead,
         )
-        self.estimator = estimator or self._head_alone
+        self.estimator = estimator or Estimator.raw(self.block_size)
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Use other weights of a drafter built alike; nothing is compiled again.
@@ -131,11 +130,11 @@ class DecodeSlots:
     @property
     def estimator(self) -> Estimator:
         """Where confidences come from. Another one that reads the same features compiles nothing again."""
-        return self._estimator
+        return self._guides.estimator
 
     @estimator.setter
     def estimator(self, estimator: Estimator) -> None:
-        self._estimator, self._guides = estimator, {}
+        self._guides = Guides(self._planner, estimator, self.block_size)
 
     def release(self, handle: int) -> None:
         """Free a request's slot. An unknown handle is an error."""
@@ -144,7 +143,7 @@ class DecodeSlots:
         row = self._row_of.pop(handle)
         self._rows[row] = None
         self._outlooks.leave(row)
-        self._guides = {}
+        self._guides.changed()
 
     def step(self) -> list[SlotRound]:
         """One round for every live request: what it gave, or with `ahead` what the round so many before gave."""
@@ -170,21 +169,12 @@ class DecodeSlots:
         for _, live in riders:
             live.in_flight += 1
         assert self._state is not None
-        held_rows = len(self._rows)
         plan = self._planner.plan(span, self._outlooks)
-        watched, readings = self._planner.watches, self._planner.readings(plan)
-        reads = watched if watched in readings else readings[0]
-        if not self._guides:
-            # A copy: the round may still be running when a request leaves.
-            live_B = jnp.array(self._outlooks.live_B)
-            pinned_B = jnp.asarray(self._outlooks.live_B & self._outlooks.pinned_B)
-            for each in (False, True):
-                guide = self._guide_of(held_rows, span, reads=each)
-                self._guides[each] = replace(guide, live_B=live_B, pinned_B=pinned_B)
+        guide = self._guides.of(self._outlooks, span, reads=self._planner.reads(plan))
         self._state, out = self.programs.round(
-            plan, self._state, self._guides[reads], self._draws([live.sampling for _, live in riders])
+            plan, self._state, guide, self._draws([live.sampling for _, live in riders])
         )
-        return Flight(out=out, rows=riders, span=span, held_rows=held_rows, watched=watched)
+        return Flight(out=out, rows=riders, span=span, held_rows=len(self._rows), watched=self._planner.watches)
 
     def finish(self, flight: Flight) -> list[SlotRound]:
         """What a started round gave the requests that are still live. Flights are finished in order."""
@@ -222,22 +212,12 @@ class DecodeSlots:
             (RoundShape(plan, rows, span, draws), guide)
             for rows, span in states
             for plan, draws in product(self._planner.plans(rows), self.programs.usual_draws)
-            for guide in (self._guide_of(rows, span, reads=reads) for reads in self._planner.readings(plan))
+            for guide in (self._guides.empty(rows, span, reads=reads) for reads in self._planner.readings(plan))
         ]
 
     def wait(self) -> None:
         """Until the device has done all it was given."""
         jax.block_until_ready(self._state)
-
-    def _guide_of(self, rows: int, span: int, *, reads: bool) -> Guide:
-        """For a state without requests, with or without the estimator."""
-        rates = self._planner.rates(rows, span)
-        return Guide(
-            estimator=self._estimator if reads else self._head_alone,
-            live_B=jnp.zeros(rows, bool),
-            pinned_B=jnp.zeros(rows, bool),
-            rates_N=None if rates is None else jnp.asarray(rates),
-        )
 
     def _draws(self, laws: Sequence[Sampling]) -> Draws:
         return known_draws(laws) if self.programs.branch_free else Draws.ANY
@@ -257,7 +237,7 @@ class DecodeSlots:
         size = group.anchor_B.shape[0]
         rows_G = np.asarray(free + [len(self._rows)] * (size - len(free)), np.int32)
         self._state = self.programs.insert(self._state, group, rows_G)
-        self._guides = {}
+        self._guides.changed()
         for row, prompt, (_, sampling) in zip(free, prompts, requests, strict=True):
             self._rows[row] = Live(
                 handle=self._handles,
@@ -294,5 +274,6 @@ class DecodeSlots:
             self._rows = [self._rows[row] for row in kept] + [None] * (rows - len(kept))
             self._outlooks = self._outlooks.moved(kept, rows)
             self._row_of = {live.handle: row for row, live in enumerate(self._rows) if live}
-            self._idle_rounds, self._guides = 0, {}
+            self._idle_rounds = 0
+            self._guides.changed()
         return span

@@ -1,0 +1,45 @@
+"""What rounds are told beside their state, kept on the device for as long as it is true."""
+
+import jax.numpy as jnp
+
+from dspark_jax.core.arrays import Array
+from dspark_jax.decoding.confidence import Estimator
+from dspark_jax.decoding.outlook import Outlooks
+from dspark_jax.decoding.planner import Planner
+from dspark_jax.decoding.scheduler import Guide
+
+
+class Guides:
+    """Guides of one planner's rounds, with the estimator where a round `reads` and with the head's own word elsewhere.
+
+    Whoever changes which requests are live says so by `changed`.
+    """
+
+    def __init__(self, planner: Planner, estimator: Estimator, block: int):
+        self.estimator = estimator
+        self._planner, self._head_alone = planner, Estimator.raw(block)
+        self._rates: dict[tuple[int, int], Array | None] = {}
+        self._live: tuple[Array, Array] | None = None
+
+    def changed(self) -> None:
+        """Requests came, left or moved."""
+        self._live = None
+
+    def of(self, outlooks: Outlooks, span: int, *, reads: bool) -> Guide:
+        """For the requests that are live."""
+        if self._live is None:
+            # A copy: the round may still be running when a request leaves.
+            self._live = jnp.array(outlooks.live_B), jnp.asarray(outlooks.live_B & outlooks.pinned_B)
+        return self._guide(len(outlooks.live_B), span, *self._live, reads)
+
+    def empty(self, rows: int, span: int, *, reads: bool) -> Guide:
+        """For a state without requests."""
+        nobody_B = jnp.zeros(rows, bool)
+        return self._guide(rows, span, nobody_B, nobody_B, reads)
+
+    def _guide(self, rows: int, span: int, live_B: Array, pinned_B: Array, reads: bool) -> Guide:
+        if (rows, span) not in self._rates:
+            rates = self._planner.rates(rows, span)
+            self._rates[rows, span] = None if rates is None else jnp.asarray(rates)
+        estimator = self.estimator if reads else self._head_alone
+        return Guide(estimator=estimator, live_B=live_B, pinned_B=pinned_B, rates_N=self._rates[rows, span])

@@ -98,6 +98,7 @@ def test_regenerate_answers_every_row_keeps_bad_ones_aside_and_goes_on(tmp_path,
     assert "2 rows answered" in said
     assert "2 rejected" in said
     assert f"{source}:2" in said
+    assert "not tried again while that file is there" in said
     answered.clear()
     assert main(command) == 0
     assert answered == []

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE|DATASET",
-        help="chat JSONL, parquet, a folder of either, or the name of a data set on the Hub",
+        help="chat JSONL, a JSON array, parquet, a folder of them, or the name of a data set on the Hub",
     )
     parser.add_argument("--out", required=True, metavar="FILE", help="the JSONL file of prompts to write")
     parser.add_argument("--split", default="train", metavar="NAME", help="split of a data set (%(default)s)")
@@ -87,6 +87,9 @@ def _run(args: argparse.Namespace) -> int:
                     print(json.dumps({"error": item.error, "text": item.text}, ensure_ascii=False), file=rejected)
             if number % _NEWS == 0:
                 say(f"{number:,} rows read, {sum(sides):,} kept.")
+        if not sum(sides):
+            why = f"; the first is not, because {first}" if first else ""
+            raise ValueError(f"there is no usable prompt among the {bad:,} rows of {', '.join(args.input)}{why}")
         require_two_sides(*sides, validation=args.validation, what="prompts")
     say(f"{args.out}: {sides[0]:,} prompts; {duplicates:,} duplicates and {bad:,} bad rows were dropped.")
     if args.validation:

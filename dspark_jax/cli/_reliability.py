@@ -1,6 +1,5 @@
 """Reports of calibration for people: tables on a terminal and reliability diagrams (the paper's Figure 6)."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +8,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dspark_jax.decoding.reliability import Quality, Report
+from dspark_jax.interop.publish import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DPI = 80
 _COLOURS = ("#7f7f7f", "#1f77b4", "#2ca02c")
 
 
@@ -48,12 +47,10 @@ def draw(reports: Mapping[str, Report], path: Path, title: str) -> None:
 
     A disc's area follows the number of outcomes in its bin.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     block = len(next(iter(reports.values())).conditional)
     figure = Figure(figsize=(1.8 * block + 0.6, 4.8), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     grid = figure.subplots(2, block, sharex=True, sharey=True, squeeze=False)
     sides = (
         ("c", [each.conditional for each in reports.values()]),
@@ -73,13 +70,7 @@ def draw(reports: Mapping[str, Report], path: Path, title: str) -> None:
     figure.supxlabel("predicted", fontsize=8)
     figure.supylabel("observed", fontsize=8)
     figure.suptitle(title, fontsize=9)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "wb") as file:
-            canvas.print_png(file, metadata={"Software": None})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_picture(figure, path)
 
 
 def _discs(axes: "Axes", quality: Quality, name: str, colour: str) -> None:

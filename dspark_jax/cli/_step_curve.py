@@ -12,9 +12,9 @@ from dspark_jax.decoding.planner import Planner
 from dspark_jax.decoding.profile_file import Profile
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.scheduler import TwoStep
+from dspark_jax.interop.publish import write_picture
 
 _CONFIDENCES = (0.5, 0.7, 0.9)
-_DPI = 100
 
 
 def tables(profile: Profile) -> list[Table]:
@@ -60,11 +60,9 @@ def _quickest(profile: Profile, rows: int, span: int) -> dict[int, float]:
 
 def draw(profile: Profile, path: Path) -> None:
     """Writes a PNG: rounds a second over tokens verified, a line for every (rows, span)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     measured = profile.curve.measured
     for rows, span in sorted({(shape.rows, shape.span) for shape in measured}):
@@ -77,5 +75,4 @@ def draw(profile: Profile, path: Path) -> None:
     axes.set_title(f"{profile.fingerprint.device}{' (predicted)' if profile.predicted else ''}", fontsize=9)
     axes.legend(title="requests x positions", fontsize=7, title_fontsize=7)
     axes.grid(alpha=0.3)
-    with open(path, "wb") as file:
-        canvas.print_png(file, metadata={"Software": None})
+    write_picture(figure, path)

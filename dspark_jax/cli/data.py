@@ -106,6 +106,8 @@ def _regenerate(args: argparse.Namespace) -> int:
         answering = replace(answering, max_new_tokens=args.max_new_tokens)
     refuse_same(args.input, args.out)
     total = sum(1 for _ in read_rows(args.input))
+    if not total:
+        raise ValueError(f"{args.input} has no rows to answer")
     generate, tokenizer, max_len = _endpoints.connect(args) if args.endpoint else _own_engine(args)
     tokens, answered, as_it_was, reasons = 0, 0, 0, Counter()
     with Journal(args.out) as rows, Journal(beside(args.out, "rejected")) as rejected:
@@ -133,6 +135,7 @@ def _regenerate(args: argparse.Namespace) -> int:
         say(f"{as_it_was:,} of the rows use tools and were kept as they are.")
     if reasons:
         say(f"The rejected rows are in {rejected.path}; the first: {next(iter(reasons))}")
+        say("They are not tried again while that file is there.")
     return 0
 
 

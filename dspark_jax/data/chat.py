@@ -116,7 +116,14 @@ def parse_conversation(row: Any, where: str = "") -> Conversation:
 
 
 def read_rows(path: str | Path) -> Iterator[Row | BadRow]:
-    """Every line of a JSONL file that is not blank, in order; one that is no JSON comes as a BadRow."""
+    """Every line of a JSONL file that is not blank, in order; one that is no JSON comes as a BadRow.
+
+    ValueError for a folder or a parquet file, which are not read here.
+    """
+    if Path(path).is_dir() or Path(path).suffix == ".parquet":
+        raise ValueError(
+            f"{path} is not a JSONL file: `dspark data prepare --in {path} --out FILE` writes the prompts in it to one"
+        )
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             where = f"{path}:{number}"

@@ -22,7 +22,9 @@ class FeatureFiles:
     """Rows are kept in memory until they fill a file, which appears whole or not at all.
 
     key: what the arrays depend on, by field. layout: shape and dtype of each array of a row.
-    ValueError, naming the field, when the folder holds rows that were made with another key.
+    writer: begins the names of this process's files; writers: how many processes write to the folder. Rows are found
+    whoever wrote them; of what is left of max_bytes each writer takes an equal part.
+    ValueError when the folder holds rows that were made with another key, which names the field, or a broken file.
     """
 
     def __init__(
@@ -33,16 +35,20 @@ class FeatureFiles:
         layout: Sequence[tuple[tuple[int, ...], np.dtype]],
         max_bytes: float,
         file_bytes: int = _FILE_BYTES,
+        writer: str = "0-of-1",
+        writers: int = 1,
     ):
         self.folder, self.max_bytes, self._layout = folder, max_bytes, tuple(layout)
+        self._writer, self._writers = writer, writers
         self.row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self._layout)
         self._rows_a_file = max(1, file_bytes // self.row_bytes)
         self._waiting: dict[int, bytes] = {}
         self._places: dict[int, tuple[Path, int]] = {}
         self._sizes: dict[Path, int] = {}
+        self._ours = 0
         self._claim(key)
-        for file in sorted(folder.glob(f"[!.]*{_SUFFIX}")):
-            self._note(file)
+        self._list()
+        self._found = self.bytes_written
 
     def __contains__(self, row: int) -> bool:
         return row in self._waiting or row in self._places
@@ -57,13 +63,18 @@ class FeatureFiles:
         return shutil.disk_usage(self.folder).free
 
     def size(self, rows: int) -> int:
-        """Bytes that so many rows take, from above."""
-        whole, rest = divmod(rows, self._rows_a_file)
-        return whole * self._file_size(self._rows_a_file) + (self._file_size(rest) if rest else 0)
+        """Bytes that so many rows take, from above, with an equal part of them by each writer."""
+        whole, rest = divmod(-(-rows // self._writers), self._rows_a_file)
+        return self._writers * (whole * self._file_size(self._rows_a_file) + (self._file_size(rest) if rest else 0))
 
     def has_room(self) -> bool:
-        """Whether another row stays within max_bytes."""
-        return self.bytes_written + self._file_size(len(self._waiting) + 1) <= self.max_bytes
+        """Whether another row stays within this writer's part of max_bytes."""
+        return self._ours + self._file_size(len(self._waiting) + 1) <= (self.max_bytes - self._found) / self._writers
+
+    def look_again(self) -> None:
+        """Rows that other processes wrote by now are here after this."""
+        if self._writers > 1:
+            self._list()
 
     def read(self, rows: Sequence[int]) -> list[np.ndarray]:
         """The arrays of these rows, stacked. KeyError for a row that is not here."""
@@ -98,7 +109,8 @@ class FeatureFiles:
         """Everything kept so far is on disk after this."""
         if not self._waiting:
             return
-        file = self.folder / f"{len(self._sizes):06d}{_SUFFIX}"
+        number = sum(file.name.startswith(f"{self._writer}-") for file in self._sizes)
+        file = self.folder / f"{self._writer}-{number:06d}{_SUFFIX}"
         partial = file.with_name(f".{file.name}")
         with _writer(partial) as writer:
             for record in self._waiting.values():
@@ -107,15 +119,24 @@ class FeatureFiles:
             writer.write(np.asarray(list(self._waiting), np.int64).tobytes())
         os.replace(partial, file)
         self._note(file)
+        self._ours += self._sizes[file]
         self._waiting.clear()
 
     def _file_size(self, rows: int) -> int:
         content = rows * (self.row_bytes + _HEAD + 8) + _HEAD
         return (content * (_BLOCK + _PER_BLOCK) // _BLOCK // _BLOCK + 3) * _BLOCK
 
+    def _list(self) -> None:
+        for file in sorted(self.folder.glob(f"[!.]*{_SUFFIX}")):
+            if file not in self._sizes:
+                self._note(file)
+
     def _note(self, file: Path) -> None:
-        with _reader(file) as reader:
-            (numbers,) = reader.read([reader.num_records() - 1])
+        try:
+            with _reader(file) as reader:
+                (numbers,) = reader.read([reader.num_records() - 1])
+        except RuntimeError as error:
+            raise ValueError(f"features.directory: {file} is not whole ({error}): delete it") from None
         self._places |= {int(row): (file, place) for place, row in enumerate(np.frombuffer(numbers, np.int64))}
         self._sizes[file] = file.stat().st_size
 
@@ -123,7 +144,7 @@ class FeatureFiles:
         path = self.folder / _KEY
         if not path.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{_KEY}")
+            partial = path.with_name(f".{self._writer}-{_KEY}")
             partial.write_text(json.dumps(dict(key), indent=2) + "\n", encoding="utf-8")
             os.replace(partial, path)
             return

@@ -19,7 +19,7 @@ class Journal:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_room(self.path)
         self._file = open(self.path, "a+b")  # noqa: SIM115 (closed in __exit__)
         try:
             _lock(self._file, self.path)
@@ -59,7 +59,7 @@ def write_whole(path: str | Path, text: str) -> None:
 def whole_file(path: str | Path) -> Generator[TextIO, None, None]:
     """Yields a text file that takes its place at `path` when the block ends without an error, and only then."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_room(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(partial, "w", encoding="utf-8") as file:
@@ -67,6 +67,15 @@ def whole_file(path: str | Path) -> Generator[TextIO, None, None]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def make_room(path: Path) -> None:
+    """The folder that a file is to be written to. OSError, before any work is done, where the file cannot be."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: give the name of a file")
+    if taken := next((parent for parent in path.parents if parent.is_file()), None):
+        raise NotADirectoryError(f"{taken} is a file, so {path} cannot be written")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _lock(file: BinaryIO, path: Path) -> None:

@@ -104,25 +104,47 @@ def training_batches(
     """
     if batch_size < 1 or batch_size % host.count:
         raise ValueError(f"a batch of {batch_size} rows does not divide over {host.count} hosts")
-    packs = _training_packs(store, rows, padding, seed)
+    packs = numbered_rows(store, rows, padding=padding, seed=seed)
     if epochs is not None and len(packs) * epochs < batch_size:
         raise ValueError(
             f"{len(rows)} conversations make {len(packs)} rows, which in {epochs} epochs do not fill one batch of "
             f"{batch_size}"
         )
-    order = grain.MapDataset.range(len(packs)).shuffle(seed=seed).repeat(epochs)
-    order = order.batch(batch_size, drop_remainder=True, batch_fn=np.asarray)
+    order = _order(len(packs), batch_size, seed, epochs)
     if isinstance(padding, Buckets):
         order = grain.MapDataset.source(_SortedWindows(order, store.lengths[rows], padding.window, seed))
     return order.map(lambda picks: _global_batch(store, packs, picks, padding, host, numbered))
 
 
+def numbered_rows(store: Rows, rows: np.ndarray, *, padding: Padding, seed: int) -> Packs:
+    """The rows of `training_batches` by their numbers."""
+    # Conversations that lie side by side in a file may be alike.
+    mixed = np.random.default_rng(seed).permutation(rows) if isinstance(padding, Packed) else rows
+    return _packs(store, mixed, padding)
+
+
 def numbered_batches(
-    store: Rows, rows: np.ndarray, *, batch_size: int, padding: Padding, seed: int
+    store: Rows, packs: Packs, numbers: Sequence[int], *, batch_size: int, batches: int, padding: Padding
 ) -> grain.MapDataset:
-    """Every row of `training_batches` once, in the order of its number."""
-    packs = _training_packs(store, rows, padding, seed)
-    return _in_order(packs, batch_size, lambda picks: _global_batch(store, packs, picks, padding, Host(), True))
+    """These of the numbered rows in so many batches, of which the last ones may be padding."""
+    picks = np.full((batches, batch_size), -1, np.int64)
+    picks.flat[: len(numbers)] = numbers
+    return grain.MapDataset.source(list(picks)).map(
+        lambda picks: _global_batch(store, packs, picks, padding, Host(), True)
+    )
+
+
+def fed_rows(count: int, *, batch_size: int, seed: int, steps: int, hosts: Sequence[Host]) -> list[int]:
+    """Which of `count` numbered rows these hosts read in so many steps of `training_batches` (not from buckets)."""
+    order = _order(count, batch_size, seed, None)
+    fed: set[int] = set()
+    for step in range(steps):
+        picks = np.asarray(order[step])
+        for host in hosts:
+            fed.update(_share(picks, host).tolist())
+        if len(fed) == count:
+            break
+    return sorted(fed)
 
 
 def evaluation_batches(
@@ -164,10 +186,14 @@ def _in_order(packs: Packs, batch_size: int, make: Callable[[np.ndarray], Batch]
     return grain.MapDataset.source(list(filled)).map(make)
 
 
-def _training_packs(store: Rows, rows: np.ndarray, padding: Padding, seed: int) -> Packs:
-    # Conversations that lie side by side in a file may be alike.
-    mixed = np.random.default_rng(seed).permutation(rows) if isinstance(padding, Packed) else rows
-    return _packs(store, mixed, padding)
+def _order(count: int, batch_size: int, seed: int, epochs: int | None) -> grain.MapDataset:
+    """The numbers of each global batch's rows, by step."""
+    order = grain.MapDataset.range(count).shuffle(seed=seed).repeat(epochs)
+    return order.batch(batch_size, drop_remainder=True, batch_fn=np.asarray)
+
+
+def _share(picks: np.ndarray, host: Host) -> np.ndarray:
+    return np.split(picks, host.count)[host.index]
 
 
 def _packs(store: Rows, rows: np.ndarray, padding: Padding) -> Packs:
@@ -183,7 +209,7 @@ def _global_batch(
         length = next((bucket for bucket in padding.lengths if bucket >= longest), padding.lengths[-1])
     else:
         length = padding.length
-    ours = np.split(picks, host.count)[host.index]
+    ours = _share(picks, host)
     groups = [packs[pick] if pick >= 0 else () for pick in ours]
     documents = [[document for row in group for document in store.documents(row)] for group in groups]
     batch = lay_out(documents, length)

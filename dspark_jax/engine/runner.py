@@ -46,6 +46,8 @@ class EngineServer(uvicorn.Server):
     def __init__(self, app: Starlette, engine: Engine, *, grace: int, say: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             app,
+            # Its own would close the handlers of whoever runs this; without any, Python prints warnings on stderr.
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories and pictures that appear whole or not at all."""
 
 import os
 import shutil
@@ -6,6 +6,10 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARTIAL = ".partial"
 # Results of calibrating what the directory held. They say nothing of what replaces it, and go with it.
@@ -29,6 +33,16 @@ def whole_directory(final: Path) -> Generator[Path, None, None]:
         _take_place(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_picture(figure: "Figure", path: Path) -> None:
+    """Writes a PNG, the same bytes for the same figure."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(partial, format="png", metadata={"Software": None})
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _take_place(partial: Path, final: Path) -> None:

@@ -1,21 +1,19 @@
 """The curves of a run as a picture, drawn from its metrics.jsonl."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from dspark_jax.interop.publish import write_picture
 from dspark_jax.training.report import read_report
 
 Lines = Sequence[Mapping[str, Any]]
 
 _TERMS = ("loss", "ce", "l1", "confidence")
 _LENGTH = "accepted_length_t"
-_DPI = 80
 
 
 def draw_curves(run_dir: Path) -> Path:
@@ -23,7 +21,6 @@ def draw_curves(run_dir: Path) -> Path:
     trained, judged = (read_report(run_dir, kind) for kind in ("train", "evaluation"))
     terms = [name for name in _TERMS if any(name in line for line in trained)]
     figure = Figure(figsize=(3.6 * max(3, len(terms)), 6.4), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     parts: Any = figure.subfigures(2, 1)
     above, below = parts
     for axes, name in zip(_row(above, len(terms)), terms, strict=True):
@@ -47,7 +44,9 @@ def draw_curves(run_dir: Path) -> Path:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=7)
-    return _publish(canvas, run_dir / "curves.png")
+    path = run_dir / "curves.png"
+    write_picture(figure, path)
+    return path
 
 
 def _row(part: Any, columns: int) -> list[Axes]:
@@ -58,14 +57,3 @@ def _plot(axes: Axes, lines: Lines, name: str, label: str, **how: Any) -> None:
     points = [(line["step"], line[name]) for line in lines if name in line]
     if points:
         axes.plot(*zip(*points, strict=True), label=label, **how)
-
-
-def _publish(canvas: FigureCanvasAgg, path: Path) -> Path:
-    partial = path.with_name(f".{path.name}")
-    try:
-        with open(partial, "wb") as file:
-            canvas.print_png(file, metadata={"Software": None})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

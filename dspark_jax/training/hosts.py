@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -11,9 +13,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dspark_jax.core.mesh import make_mesh
-from dspark_jax.data.pipeline import Batch, Host
+from dspark_jax.data.pipeline import Host
 
 Tree = TypeVar("Tree")
+# Bytes of what a process says to the others.
+_SAID = 1024
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -61,10 +65,49 @@ def meet(what: str) -> None:
 
 
 def in_turn(make: Callable[[], Tree]) -> Tree:
-    """The first process makes, then the others do: what it left on a shared disk they find."""
-    made = make() if first() else None
-    meet("in turn")
-    return make() if made is None else made
+    """The first process makes, then the others do: what it left on a shared disk they find. As in `all_succeed`."""
+    made = all_succeed(lambda: make() if first() else None)
+    return all_succeed(lambda: make() if made is None else made)
+
+
+def everyone(text: str) -> list[str]:
+    """What each process says, in their order, cut where it is long."""
+    if alone():
+        return [text]
+    said = np.frombuffer(text.encode()[:_SAID].ljust(_SAID, b"\0"), np.uint8)
+    return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in multihost_utils.process_allgather(said)]
+
+
+def all_succeed(make: Callable[[], Tree]) -> Tree:
+    """What `make` returns here, if it does so on every process.
+
+    ValueError on all of them when it raises ValueError or OSError on one: nobody waits for a process that has ended.
+    """
+    if alone():
+        return make()
+    made, complaint = None, ""
+    try:
+        made = make()
+    except (ValueError, OSError) as error:
+        complaint = str(error) or type(error).__name__
+    for process, said in enumerate(everyone(complaint)):
+        if said:
+            raise ValueError(f"process {process}: {said}")
+    return made  # pyrefly: ignore[bad-return]
+
+
+def sharing(folder: Path) -> tuple[int, ...]:
+    """The processes that find in `folder` what this one writes there, itself among them: those of its host, or all."""
+    if alone():
+        return (0,)
+    # Of this call alone: a killed run may have left its own.
+    mark = f".{most(secrets.randbits(30))}-"
+    all_succeed((folder / f"{mark}{here().index}").touch)
+    # By name: a network file system may list a folder as it was.
+    found = tuple(process for process in range(here().count) if (folder / f"{mark}{process}").exists())
+    meet("seen")
+    (folder / f"{mark}{here().index}").unlink()
+    return found
 
 
 def anywhere(flag: bool) -> bool:
@@ -72,6 +115,11 @@ def anywhere(flag: bool) -> bool:
     if alone():
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def most(value: int) -> int:
+    """The largest that any process has."""
+    return value if alone() else int(np.max(multihost_utils.process_allgather(np.asarray(value, np.int32))))
 
 
 def require_alike(what: str, value: int) -> None:
@@ -90,11 +138,19 @@ def agreed(value: float) -> float:
     return value if alone() else float(multihost_utils.broadcast_one_to_all(np.float32(value)))
 
 
-def on_devices(batch: Batch, sharding: jax.sharding.Sharding) -> Batch:
+def on_devices(batch: Tree, sharding: jax.sharding.Sharding) -> Tree:
     """A global batch of which this process holds its share."""
     if alone():
         return jax.device_put(batch, sharding)
     return jax.tree.map(lambda part: jax.make_array_from_process_local_data(sharding, np.asarray(part)), batch)
+
+
+def own_rows(array: jax.Array | np.ndarray) -> np.ndarray:
+    """The share of a global batch that this process gave to `on_devices`."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return np.asarray(array)
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 def gathered(tree: Tree, mesh: Mesh | None = None) -> Tree:

@@ -39,7 +39,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """A signal ended the run after `step` was saved; the same call goes on from there."""
+    """A signal ended the run, of which `step` was saved last; the same call goes on from there."""
 
     step: int
     signal: Signals
@@ -63,6 +63,11 @@ def train(
         if (run_dir / "drafter" / RECORD).exists():
             return _report_finished(run_dir, console)
         return _train(config, run_dir, checkpoints, command, console)
+    except KeyboardInterrupt:
+        # While all is made ready, or by a second Ctrl-C.
+        step = checkpoints.latest or 0
+        _say(console, f"Stopped at once; step {step} is what was saved last. To go on: {command}")
+        return Stopped(step=step, signal=Signals.SIGINT)
     finally:
         checkpoints.close()
 

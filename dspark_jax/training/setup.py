@@ -21,9 +21,8 @@ from dspark_jax.training.config import TrainConfig, require_batch
 from dspark_jax.training.draft import DrafterConfig, draft_config, new_drafter
 from dspark_jax.training.evaluate import Evaluator, held_out_prompts
 from dspark_jax.training.export import require_exportable
-from dspark_jax.training.features import require_alone
 from dspark_jax.training.feed import Batches
-from dspark_jax.training.hosts import alone, here, in_turn, own_mesh, require_alike
+from dspark_jax.training.hosts import all_succeed, alone, here, in_turn, own_mesh, require_alike
 from dspark_jax.training.known_targets import shipped_target
 from dspark_jax.training.optimizer import build_optimizer
 from dspark_jax.training.program import jitted_step, shardings_of, step_config
@@ -54,8 +53,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
     ValueError or OSError, one sentence each, for a target, data or sizes that do not fit.
     """
     mesh = _mesh(config)
-    require_alone(config.features, jax.process_count())
-    directory = find_target(config.target)
+    directory = all_succeed(lambda: find_target(config.target))
     spec = read_spec(directory)
     _refuse_long(config, spec.max_len)
     drafter_config = draft_config(config.drafter, spec)
@@ -97,6 +95,7 @@ def prepare(config: TrainConfig, run_dir: Path, say: Callable[[str], None]) -> S
             taps=state.drafter.tapped_layers,
             store=store,
             rows=rows,
+            steps=steps,
             contents=contents,
             say=say,
         )

@@ -98,10 +98,27 @@ def test_regenerate_answers_every_row_keeps_bad_ones_aside_and_goes_on(tmp_path,
     assert "2 rows answered" in said
     assert "2 rejected" in said
     assert f"{source}:2" in said
+    assert "not tried again while that file is there" in said
     answered.clear()
     assert main(command) == 0
     assert answered == []
     assert "0 rows answered with 0 tokens, 4 were done before" in capsys.readouterr().err
+
+
+def test_what_has_no_rows_to_answer_is_said(tmp_path, answered, capsys):
+    empty, table = tmp_path / "empty.jsonl", tmp_path / "rows.parquet"
+    for file, said in (
+        (empty, "has no rows to answer"),
+        (table, "`dspark data prepare --in"),
+        (tmp_path, "not a JSONL"),
+    ):
+        if file is not tmp_path:
+            file.write_text("")
+        assert main(["data", "regenerate", "--in", str(file), "--out", str(tmp_path / "out.jsonl")]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_regenerate_takes_its_settings_from_the_recipe(tmp_path, answered):

@@ -64,16 +64,31 @@ def test_several_inputs_are_one_and_near_duplicates_go(source, tmp_path):
 def test_mistakes_are_one_sentence_and_leave_the_old_file(source, tmp_path, capsys):
     out = tmp_path / "prompts.jsonl"
     out.write_text("old\n")
+    bad, nothing = tmp_path / "bad.jsonl", tmp_path / "nothing.jsonl"
+    bad.write_text('{"text": "a"}\n[]\n')
+    nothing.write_text("\n")
     for flags, said in (
         (["--in", str(tmp_path / "no.jsonl")], "there is no file"),
         (["--in", str(source), "--validation", "1"], "validation is a share"),
         (["--in", str(source), "--limit", "1", "--validation", "0.5"], "1 prompts are too few to hold out 0.5"),
         (["--in", str(source), "--near-duplicates", "0"], "a similarity above 0"),
         (["--in", str(out)], "write to another file"),
+        (["--in", str(nothing)], f"no usable prompt among the 0 rows of {nothing}"),
+        (
+            ["--in", str(bad)],
+            f"no usable prompt among the 2 rows of {bad}; the first is not, because {bad}:1: the row has",
+        ),
+        (["--in", str(source), "--out", str(tmp_path)], f"{tmp_path} is a directory: give the name of a file"),
+        (["--in", str(source), "--out", str(out / "x")], f"{out} is a file, so {out / 'x'} cannot be written"),
     ):
         assert main(["data", "prepare", "--out", str(out), *flags]) == 2
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
     assert out.read_text() == "old\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"blend.jsonl", "prompts.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "bad.jsonl",
+        "blend.jsonl",
+        "nothing.jsonl",
+        "prompts.jsonl",
+    }

@@ -47,7 +47,7 @@ def test_a_killed_writer_leaves_whole_files_and_the_next_goes_on(tmp_path):
     killed = opened(tmp_path)
     killed.write([0, 1, 2, 3], arrays_of([0, 1, 2, 3]))
     # Row 3 was waiting, and half of the next file is on disk.
-    (tmp_path / ".000001.arrayrecord").write_bytes(b"half")
+    (tmp_path / ".0-of-1-000001.arrayrecord").write_bytes(b"half")
     files = opened(tmp_path)
     assert [row for row in range(5) if row in files] == [0, 1, 2]
     files.write([2, 3, 4], arrays_of([2, 3, 4]))
@@ -69,6 +69,40 @@ def test_the_bound_holds_and_the_estimate_is_one(tmp_path_factory, kilobytes, fi
     assert files.bytes_written <= min(files.max_bytes, files.size(len(held)))
     assert len(held) == count or not files.has_room()
     assert held or kilobytes < 256
+
+
+def test_writers_share_a_folder_and_its_bound_and_find_each_others_rows(tmp_path):
+    def pair(count, **sizes):
+        return [opened(tmp_path, writer=f"{i}-of-{count}", writers=count, **sizes) for i in range(count)]
+
+    one, two = pair(2, max_bytes=9.0 * 2**18)
+    for row in range(20):
+        one.write([row], arrays_of([row]))
+        two.write([100 + row], arrays_of([100 + row]))
+    one.flush()
+    two.flush()
+    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{i}-of-2-*")) for i in range(2)]
+    assert sizes[0] == sizes[1] > 2**19
+    assert sum(sizes) <= 9 * 2**18
+    theirs = [row for row in range(100, 120) if row in two]
+    assert not any(row in one for row in theirs)
+    one.look_again()
+    assert_holds(one, theirs)
+    # Another number of writers finds the same rows, and less room.
+    for files in pair(3, max_bytes=9.0 * 2**18):
+        assert_holds(files, [0, *theirs])
+        assert not files.has_room()
+    assert opened(tmp_path, writers=3).size(20) > opened(tmp_path).size(20)
+
+
+def test_a_broken_file_is_named(tmp_path):
+    files = opened(tmp_path)
+    files.write([1], arrays_of([1]))
+    files.flush()
+    (file,) = tmp_path.glob("*.arrayrecord")
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=rf"{file} is not whole \(.*\): delete it"):
+        opened(tmp_path)
 
 
 def test_files_of_something_else_are_refused_by_field(tmp_path):

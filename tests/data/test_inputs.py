@@ -3,6 +3,7 @@
 import json
 import sys
 
+import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -36,11 +37,48 @@ def test_a_folder_a_table_and_a_file_give_the_same_rows(folder, tmp_path):
     assert [row.value for row in read_input(str(folder), split="test")] == ROWS[:1]
 
 
-def test_columns_that_a_row_leaves_empty_are_left_out(tmp_path):
+def test_what_a_row_leaves_empty_in_a_table_is_left_out(tmp_path):
     table = tmp_path / "rows.parquet"
-    rows = [{"turns": ["a"], "messages": None}, {"turns": None, "messages": [{"role": "user", "content": "b"}]}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
-    assert [list(row.value) for row in read_input(str(table))] == [["turns"], ["messages"]]
+    rows = [
+        {"turns": ["a"]},
+        {"messages": [{"role": "assistant", "calls": [{"arguments": {"city": "Rome"}}, {"arguments": {"day": 2}}]}]},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist([rows[0] | {"messages": None}, rows[1] | {"turns": None}]), table)
+    assert [row.value for row in read_input(str(table))] == rows
+
+
+def test_a_data_set_that_was_saved_is_read_by_split(tmp_path):
+    one, several = tmp_path / "one", tmp_path / "several"
+    datasets.Dataset.from_list(ROWS).save_to_disk(one)
+    parts = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
+    datasets.DatasetDict(parts).save_to_disk(several)
+    assert [row.value for row in read_input(str(one))] == ROWS
+    assert [row.value for row in read_input(str(several), split="test")] == ROWS[:1]
+    with pytest.raises(
+        ValueError, match=r"several cannot be read as a data set \(it has no split x, but train, test\)"
+    ):
+        next(read_input(str(several), split="x"))
+
+
+def test_a_json_array_is_its_entries(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text("\ufeff" + json.dumps(ROWS, indent=1), encoding="utf-8")
+    rows = list(read_input(str(file)))
+    assert [row.value for row in rows] == ROWS
+    assert rows[2].where == f"{file}:[3]"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert [row.value for row in read_input(str(file))] == ROWS
+    file.write_text("[1,")
+    with pytest.raises(ValueError, match=r"rows.json is not JSON \("):
+        next(read_input(str(file)))
+
+
+def test_a_broken_table_is_one_sentence_and_nothing_else(tmp_path, capfd):
+    table = tmp_path / "rows.parquet"
+    table.write_text("nope")
+    with pytest.raises(ValueError, match=r"rows.parquet cannot be read as a data set \(Parquet file size is 4 bytes"):
+        next(read_input(str(table)))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

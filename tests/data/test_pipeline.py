@@ -12,9 +12,11 @@ from dspark_jax.data.pipeline import (
     Packed,
     PadTo,
     evaluation_batches,
+    fed_rows,
     iterate,
     lay_out,
     numbered_batches,
+    numbered_rows,
     training_batches,
 )
 from dspark_jax.data.store import TokenStore
@@ -192,8 +194,10 @@ def test_impossible_batches_are_refused():
 def test_a_row_has_the_same_number_in_every_epoch_and_in_the_list_of_all(padding):
     args = {"batch_size": 3, "padding": padding, "seed": 5}
     store = store_of([3, 5, 2, 8, 4, 1, 6])
-    listed = {}
-    for batch in numbered_batches(store, np.arange(7), **args):
+    packs, listed = numbered_rows(store, np.arange(7), padding=padding, seed=5), {}
+    numbers = range(len(packs))
+    for batch in numbered_batches(store, packs, numbers, batch_size=2, batches=5, padding=padding):
+        assert len(batch.rows_B) == 2
         for row, number in enumerate(batch.rows_B.tolist()):
             if number >= 0:
                 listed[number] = batch.tokens_BT[row].tolist()
@@ -204,3 +208,19 @@ def test_a_row_has_the_same_number_in_every_epoch_and_in_the_list_of_all(padding
             assert listed[number] == batch.tokens_BT[row].tolist()
             seen.add(number)
     assert seen == set(listed)
+
+
+@pytest.mark.parametrize("padding", [PadTo(length=8), Packed(length=8)])
+def test_which_rows_a_host_feeds_is_known_beforehand(padding):
+    store, args = store_of([5] * 30), {"batch_size": 4, "seed": 5}
+    count = len(numbered_rows(store, np.arange(30), padding=padding, seed=5))
+    hosts = [Host(index=index, count=4) for index in range(4)]
+    for feeding in (hosts, hosts[1:3]):
+        fed = set()
+        for host in feeding:
+            batches = training_batches(
+                store, np.arange(30), epochs=None, numbered=True, host=host, padding=padding, **args
+            )
+            fed.update(*(batches[step].rows_B.tolist() for step in range(9)))
+        assert fed_rows(count, steps=9, hosts=feeding, **args) == sorted(fed)
+        assert (len(fed) < count) == (len(feeding) < 4)

@@ -1,6 +1,7 @@
 """Stopping: what happens to accepted work, and to the server when its engine fails."""
 
 import contextlib
+import logging
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -81,6 +82,35 @@ def test_an_idle_connection_does_not_hold_up_the_end(serve, client):
     assert client.get(server.url + "/health").status_code == 200
     server.stop()
     server.join()
+
+
+class Kept(logging.Handler):
+    """A handler that its owner means to go on using."""
+
+    def __init__(self):
+        super().__init__()
+        self.said, self.closed = [], False
+
+    def emit(self, record):
+        self.said.append((record.levelname, record.getMessage()))
+
+    def close(self):
+        self.closed = True
+        super().close()
+
+
+def test_a_handler_on_the_root_logger_survives_and_hears_the_server(serve, wait_until):
+    handler = Kept()
+    logging.getLogger().addHandler(handler)
+    try:
+        server = serve()
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+            connection.sendall(b"\0 no request\r\n\r\n")
+            assert b"400 Bad Request" in connection.recv(1000)
+        wait_until(lambda: handler.said == [("WARNING", "Invalid HTTP request received.")])
+        assert not handler.closed
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture

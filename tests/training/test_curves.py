@@ -2,8 +2,8 @@
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from dspark_jax.training import curves
 from dspark_jax.training.curves import draw_curves
 from dspark_jax.training.report import Report
 
@@ -45,11 +45,11 @@ def test_every_curve_is_drawn_from_the_log(tmp_path, drawn):
 def test_a_run_without_steps_has_a_picture_and_a_failed_one_leaves_the_old(tmp_path, monkeypatch):
     before = draw_curves(tmp_path).read_bytes()
 
-    def broken(canvas, file, **how):
-        file.write(b"half")
+    def broken(figure, path, **how):
+        path.write_bytes(b"half")
         raise OSError("full")
 
-    monkeypatch.setattr(curves.FigureCanvasAgg, "print_png", broken)
+    monkeypatch.setattr(Figure, "savefig", broken)
     with pytest.raises(OSError, match="full"):
         draw_curves(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]

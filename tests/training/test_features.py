@@ -18,7 +18,7 @@ from dspark_jax.interop.huggingface import load_target
 from dspark_jax.targets.model import Target, TargetOutput
 from dspark_jax.training import features as feature_module
 from dspark_jax.training.draft import MtpShape, draft_config, new_drafter
-from dspark_jax.training.features import FeatureConfig, Features, open_files, require_alone, require_room
+from dspark_jax.training.features import FeatureConfig, Features, open_files, require_room
 from dspark_jax.training.feed import Feed
 from dspark_jax.training.objective import BlockObjective, objective_of
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
@@ -173,16 +173,17 @@ def test_what_is_kept_as_it_comes_never_passes_its_bound(target, tmp_path):
 
 
 def test_a_cache_that_was_cut_short_goes_on(target, tmp_path, monkeypatch):
-    batches = grain.MapDataset.source([numbered(0, 1), numbered(2, 3), numbered(4, 5), numbered(6, -1)])
+    batches = [numbered(0, 1), numbered(2, 3), numbered(4, 5), numbered(6, -1)]
     monkeypatch.setattr(feature_module, "FeatureFiles", partial(FeatureFiles, file_bytes=3 * 64))
     features, look, _ = caching(tmp_path, kind="cached")
     look.break_ = True
     with pytest.raises(KeyboardInterrupt):
-        features.fill(target, batches, print)
+        features.fill(target, grain.MapDataset.source(batches), range(7), print)
     again, look, files = caching(tmp_path, kind="cached")
     said = []
-    again.fill(target, batches, said.append)
-    assert look.looked == [[2, 3], [4, 5], [6, -1]], "rows 0, 1 and 2 were on disk"
+    assert [row for row in range(7) if row in files] == [0, 1, 2]
+    again.fill(target, grain.MapDataset.source(batches[1:]), range(7), said.append)
+    assert look.looked == [[2, 3], [4, 5], [6, -1]]
     assert [row for row in range(-1, 8) if row in files] == list(range(7))
     assert "All rows are cached" in said[-1]
     assert files.read(list(range(7)))[0][:, 0, 0, 0].tolist() == list(range(7))
@@ -210,12 +211,6 @@ def test_the_size_is_said_and_refused_before_anything_is_written(tmp_path, monke
             require_room(config, files, 10_000, said.append)
     assert "10,000 rows take" in said[0]
     assert not list(tmp_path.glob("*.arrayrecord"))
-
-
-def test_several_processes_are_refused():
-    require_alone(FeatureConfig(), 2)
-    with pytest.raises(ValueError, match=r"features\.kind mixed is for a run in one process"):
-        require_alone(FeatureConfig(kind="mixed"), 2)
 
 
 def test_a_run_with_a_cache_is_the_run_without(small_config, tmp_path):

@@ -1,4 +1,4 @@
-"""Two processes with four simulated devices each train as one process with one device does."""
+"""Several processes train as one does, with and without a cache, and fail together."""
 
 import argparse
 import os
@@ -110,6 +110,47 @@ def test_two_processes_of_four_devices_train_like_one_device(small_target, tmp_p
     losses = [[line["loss"] for line in read_report(folder, "train")] for folder in (two, one)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
     assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disks", ["shared", "own"])
+def test_two_processes_with_a_cache_train_like_two_without(small_target, tmp_path, disks):
+    """Also when they were killed in the middle of filling it, or one of them lost part of its own."""
+    flags = ("--set", "features.dtype=float32", "--set", "steps=10", "--set", "checkpoint.every=10")
+
+    def losses(name: str, kind: str, folders: list[Path], cut: str = "") -> list[float]:
+        place = meeting_place()
+        processes = [
+            start(
+                tmp_path / name,
+                small_target,
+                *("--set", f"features.kind={kind}", "--set", f"features.directory={folder}", *flags),
+                *("--coordinator", place, "--processes", "2", "--process", str(i)),
+                devices=2,
+                fsdp=2,
+            )
+            for i, folder in enumerate(folders)
+        ]
+        if cut:
+            assert any(cut in line for line in processes[0].stdout)
+            for process in processes:
+                process.kill()
+                process.communicate()
+            return []
+        said = [finished(process) for process in processes]
+        assert "Sampling" not in said[1]
+        print(said[0])
+        return [line["loss"] for line in read_report(tmp_path / name, "train")]
+
+    folders = [tmp_path / ("features" if disks == "shared" else f"features_{i}") for i in range(2)]
+    expected = losses("online", "online", folders)
+    assert len(expected) == 2
+    losses("cached", "cached", folders, cut="Caching the target's outputs: 0 of")
+    np.testing.assert_allclose(losses("cached", "cached", folders), expected, rtol=1e-4)
+    written = {file.name for folder in folders for file in folder.glob("[!.]*.arrayrecord")}
+    assert written == {"0-of-2-000000.arrayrecord", "1-of-2-000000.arrayrecord"}
+    (folders[1] / "1-of-2-000000.arrayrecord").unlink()
+    np.testing.assert_allclose(losses("mixed", "mixed", folders), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

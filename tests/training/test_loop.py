@@ -179,6 +179,17 @@ def test_a_signal_saves_and_the_same_call_goes_on_bit_for_bit(whole, small_confi
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_all_is_made_ready_is_an_end_that_says_how_to_go_on(small_config, tmp_path):
+    # What starts in the background may ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome, said = run(small_config, tmp_path, Signaller("Sampling", signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome == Stopped(step=0, signal=signal.SIGINT)
+    assert f"Stopped at once; step 0 is what was saved last. To go on: {COMMAND}" in said
+
+
 def test_a_run_that_caches_as_it_goes_goes_on_bit_for_bit(small_config, tmp_path):
     config = replace(small_config, features=FeatureConfig(kind="mixed", dtype="int8"), steps=20)
     assert isinstance(run(config, tmp_path / "whole")[0], Finished)

@@ -79,17 +79,30 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Arra
 
 
 def sample(probs_BV: Float[Array, "B V"], keys_B: Keys, draws: Draws = Draws.ANY) -> Int[Array, "B"]:
-    """One token a row from (possibly unnormalised) probabilities, by Gumbel-max on their logarithms.
+    """One token a row from (possibly unnormalised) probabilities: a group of tokens by its mass, then one of the group.
 
-    A one-hot row gives its token whatever the key, so a batch of greedy rows skips the noise.
+    So noise is drawn for some hundred groups and members, not for the whole vocabulary. A one-hot row gives its token
+    whatever the key.
     """
-    uncertain = jnp.any(jnp.sum(probs_BV > 0, axis=-1) > 1)
+    if draws is Draws.GREEDY:
+        return jnp.argmax(probs_BV, axis=-1).astype(jnp.int32)
+    batch, vocab = probs_BV.shape
+    probs_BGW = jnp.pad(probs_BV, ((0, 0), (0, -vocab % _GROUP))).reshape(batch, -1, _GROUP)
+    group_B = _gumbel_max(jnp.sum(probs_BGW, axis=-1), keys_B, 0)
+    member_B = _gumbel_max(jnp.take_along_axis(probs_BGW, group_B[:, None, None], axis=1)[:, 0], keys_B, 1)
+    return group_B * _GROUP + member_B
 
-    def noisy() -> Int[Array, "B"]:
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, probs_BV.shape[1:], jnp.float32))(keys_B)
-        return jnp.argmax(jnp.log(probs_BV) + noise, axis=-1).astype(jnp.int32)
 
-    return _CHOOSE[draws].sample(uncertain, noisy, lambda: jnp.argmax(probs_BV, axis=-1).astype(jnp.int32))
+_GROUP = 256
+
+
+def _gumbel_max(weights_BN: Float[Array, "B N"], keys_B: Keys, purpose: int) -> Int[Array, "B"]:
+    """An index a row, each as likely as its share of the weights."""
+
+    def noise(key: Array) -> Array:
+        return jax.random.gumbel(jax.random.fold_in(key, purpose), weights_BN.shape[1:], jnp.float32)
+
+    return jnp.argmax(jnp.log(weights_BN) + jax.vmap(noise)(keys_B), axis=-1).astype(jnp.int32)
 
 
 Choice = Callable[[Array, Callable[[], Array], Callable[[], Array]], Array]

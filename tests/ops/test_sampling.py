@@ -101,6 +101,18 @@ def test_samples_follow_their_probabilities(weights):
     assert chisquare(counts[held], rows * weights[held] / weights.sum()).pvalue > 1e-3
 
 
+def test_samples_follow_their_probabilities_across_the_groups_of_a_vocabulary():
+    rows, held = 20_000, np.array([0, 1, 255, 256, 257, 511, 512, 699])
+    weights = np.zeros(700, np.float32)
+    weights[held] = [0.1, 0.2, 0.05, 0.3, 0.02, 0.13, 0.05, 0.15]
+    tokens = drawn(jnp.broadcast_to(jnp.asarray(weights), (rows, 700)), jax.random.split(jax.random.key(4), rows))
+    counts = np.bincount(tokens, minlength=700)
+    assert counts[held].sum() == rows
+    assert chisquare(counts[held], rows * weights[held] / weights.sum()).pvalue > 1e-3
+    certain = jnp.eye(700)[held]
+    np.testing.assert_array_equal(drawn(certain, jax.random.split(jax.random.key(5), len(held))), held)
+
+
 def test_a_certain_row_gives_its_token_with_and_without_uncertain_company():
     keys_B = jax.random.split(jax.random.key(3), 3)
     certain = jnp.eye(5)[jnp.array([4, 1, 2])]

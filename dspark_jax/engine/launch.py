@@ -66,7 +66,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--refit-every",
         type=at_least(1),
         metavar="ROUNDS",
-        help="fit confidences anew after so many rounds, to what was served (by default never)",
+        help="fit confidences anew after so many rounds that read them, to what was served (by default never)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine only)")
     parser.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for any free one (%(default)s)")

@@ -23,14 +23,14 @@ def attention(
     kv_heads = k_BJSC.shape[1]
     groups = heads // kv_heads
     # Queries that share keys are rows of one product, so that scores of a query lie together for the softmax.
-    q_BJQC = jnp.moveaxis(q_BTHC.reshape(batch, queries, kv_heads, groups, channels), 2, 1)
-    q_BJQC = q_BJQC.reshape(batch, kv_heads, queries * groups, channels)
-    scores = jnp.einsum("bjqc,bjsc->bjqs", q_BJQC, k_BJSC, preferred_element_type=jnp.float32) * scale
+    q_BJGTC = jnp.transpose(q_BTHC.reshape(batch, queries, kv_heads, groups, channels), (0, 2, 3, 1, 4))
+    q_BJQC = q_BJGTC.reshape(batch, kv_heads, groups * queries, channels)
+    scores_BJQS = jnp.einsum("bjqc,bjsc->bjqs", q_BJQC, k_BJSC, preferred_element_type=jnp.float32) * scale
     if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    mask_BQS = jnp.repeat(mask_BTS, groups, axis=1)
-    scores = jnp.where(mask_BQS[:, None], scores, jnp.finfo(jnp.float32).min)
+        scores_BJQS = soft_cap * jnp.tanh(scores_BJQS / soft_cap)
+    scores = scores_BJQS.reshape(batch, kv_heads, groups, queries, -1)
+    scores = jnp.where(mask_BTS[:, None, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BJSC.dtype)
-    out_BJQC = jnp.einsum("bjqs,bjsc->bjqc", weights, v_BJSC)
-    out = jnp.moveaxis(out_BJQC.reshape(batch, kv_heads, queries, groups, channels), 1, 2)
+    out_BJQC = jnp.einsum("bjqs,bjsc->bjqc", weights.reshape(scores_BJQS.shape), v_BJSC)
+    out = jnp.transpose(out_BJQC.reshape(q_BJGTC.shape), (0, 3, 1, 2, 4))
     return out.reshape(q_BTHC.shape).astype(q_BTHC.dtype)

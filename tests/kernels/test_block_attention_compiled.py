@@ -97,7 +97,12 @@ from dspark_jax.targets.model import Target, TargetSpec
 
 whole, packed = RoundPlan(), RoundPlan(policy=Threshold(confidence=0.5), sizes=(256,))
 pages = InPages(attention=KernelPages())
-for channels, form, plan in (64, pages, whole), (128, InRows(), whole), (128, pages, packed):
+sampled, greedy = Draws.PLAIN, Draws.GREEDY
+for channels, form, plan, draws in (
+    (64, pages, whole, greedy),
+    (128, InRows(), whole, sampled),
+    (128, pages, packed, greedy),
+):
     layer = LayerSpec(
         d_model=512, ffw=1024, heads=8, kv_heads=2, head_dim=channels, rope=RopeSpec(), norm_eps=1e-5, qk_norm=True
     )
@@ -127,7 +132,7 @@ for channels, form, plan in (64, pages, whole), (128, InRows(), whole), (128, pa
     state = placed(jax.eval_shape(lambda: programs.empty(rows, span)))
     # JAX's kernel asks which TPU it is for.
     with on_mesh(make_mesh(devices=described.devices[:1])):
-        compiled = programs.lower(plan, state, guide, Draws.GREEDY).compile()
+        compiled = programs.lower(plan, state, guide, draws).compile()
     report(
         compiled,
         state.draft.keys[0].shape,
@@ -151,7 +156,9 @@ def test_a_whole_round_compiles_for_a_tpu_around_the_kernels(ahead):
         assert facts["kernels"] == 3 + 3 + (4 if facts["paged"] else 2), facts
         assert facts["copied"] == facts["copied_target"] == [], facts
         assert not facts["loops"], facts
-        assert facts["temporaries"] < facts["cache"] / (8 if facts["paged"] else 2), facts
+        # Over rows XLA may hold the scores of a layer, float32 and half of a draft cache here.
+        scores = 0 if facts["paged"] else facts["cache"] / 2
+        assert facts["temporaries"] < scores + facts["cache"] / 6, facts
 
 
 SIMULATED = """

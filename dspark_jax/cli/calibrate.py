@@ -71,6 +71,12 @@ def run(args: argparse.Namespace) -> int:
     outcomes = _decode(model, conversations, args)
     fitting, held_out = outcomes.halves(args.seed)
     fits = calibrate(fitting)
+    if 0 in fits.borrowed:
+        # What is there may have been fitted to thousands of rounds.
+        raise ValueError(
+            f"{fitting.rounds:,} rounds in the half that fits are too few to fit anything, which takes {MIN_OUTCOMES}: "
+            "give more prompts or a larger --max-new-tokens; nothing is written"
+        )
     estimators = fits.by_name()
     chosen = args.estimator or ("sts" if "sts" in estimators else "combined")
     if chosen not in estimators:
@@ -97,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
         console.print(table)
     for k in fits.borrowed:
         _say(
-            f"Draft {k}: fewer than {MIN_OUTCOMES} were reached in the half that fits, so it "
-            + (f"takes over what draft {k - 1} has." if k else "stays as it was.")
+            f"Draft {k}: fewer than {MIN_OUTCOMES} were reached in the half that fits, so it takes over what draft "
+            f"{k - 1} has."
         )
     count = f"{outcomes.rounds:,} rounds of {calibration.measured.prompts:,} prompts"
     _say(f"{path} and {FIGURE} are written: {count}; {chosen} is what serving takes.")
@@ -120,8 +126,10 @@ def _read(path: str, limit: int | None) -> list[Conversation]:
 def _decode(model: LoadedModel, conversations: list[Conversation], args: argparse.Namespace) -> Outcomes:
     """Every round of the prompts' answers, all drafts verified."""
     # Equal prompts are one: they must not be on both sides of the split.
-    encoded = (tuple(model.tokenizer.encode_chat(_asked(row), tools=row.tools)) for row in conversations)
-    prompts = [prompt for prompt in dict.fromkeys(encoded) if len(prompt) + args.max_new_tokens <= model.max_len]
+    encoded = dict.fromkeys(tuple(model.tokenizer.encode_chat(_asked(row), tools=row.tools)) for row in conversations)
+    prompts = [prompt for prompt in encoded if len(prompt) + args.max_new_tokens <= model.max_len]
+    if left_out := len(encoded) - len(prompts):
+        _say(f"{left_out:,} prompts are left out: with {args.max_new_tokens} new tokens they exceed {model.max_len}.")
     if len(prompts) < 2:
         raise ValueError(
             f"{args.data} has {len(prompts)} different prompts that leave room for --max-new-tokens "

@@ -120,6 +120,8 @@ def check_scheduling(args: argparse.Namespace, *, block: int, confident: bool) -
     follows = name in _FOLLOWING or args.step_curve not in (None, NONE)
     if follows and name not in (None, *_FOLLOWING):
         raise ValueError(f"--step-curve is for --policy two-step and early-stop; {name} follows no curve")
+    if name in _FOLLOWING and args.step_curve == NONE:
+        raise ValueError(f"--policy {name} needs a step curve, and --step-curve none forgoes it: give one of them")
     if (follows or name == "threshold") and not confident:
         flag = "--confidence-threshold" if name == "threshold" else f"--policy {name}" if name else "--step-curve"
         raise ValueError(f"{flag} needs a drafter with a confidence head or a calibration: there is none")
@@ -169,6 +171,8 @@ def _curve(
         return _measured(path, fingerprint, subject, max_batch, max_len, say).curve
     if given is None and not path.exists():
         return None
+    if not path.exists():
+        raise FileNotFoundError(f"--step-curve {given}: there is no such file; `dspark profile` writes one")
     try:
         found = load_profile(path, fingerprint, predicted=given is not None)
     except ValueError as error:

@@ -40,7 +40,7 @@ def flags(chat_target, drafter, tmp_path_factory):
     data = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     flags = ["--target", str(chat_target), "--draft", str(drafter), "--data", str(data)]
-    return [*flags, "--max-new-tokens", "40", "--batch", "4"]
+    return [*flags, "--max-new-tokens", "160", "--batch", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_it_writes_what_serving_loads(said, drafter):
         drafter / "calibration.json", fingerprint=drafter_fingerprint(drafter), block_size=fields["block_size"]
     )
     assert written.use == "sts"
-    assert (written.measured.temperature, written.measured.max_new_tokens, written.measured.seed) == (0.8, 40, 0)
+    assert (written.measured.temperature, written.measured.max_new_tokens, written.measured.seed) == (0.8, 160, 0)
     assert written.measured.prompts == 4, "equal prompts are one, and of unanswered turns the first is asked"
     held_out = fields["held_out"]
     assert list(held_out) == ["raw", "sts", "combined"]
@@ -155,7 +155,24 @@ def test_too_few_prompts_are_refused(flags, tmp_path, capsys):
     lonely = tmp_path / "lonely.jsonl"
     lonely.write_text('{"turns": ["One?"]}\n' * 3)
     assert main(["calibrate", *flags, "--data", str(lonely)]) == 2
-    assert "has 1 different prompts that leave room for --max-new-tokens 40 within 512" in capsys.readouterr().err
+    assert "has 1 different prompts that leave room for --max-new-tokens 160 within 512" in capsys.readouterr().err
+
+
+def test_prompts_without_room_for_an_answer_are_counted(flags, tmp_path, capsys):
+    long = tmp_path / "long.jsonl"
+    long.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("One?", "One " * 600, "Two " * 600)))
+    assert main(["calibrate", *flags, "--data", str(long)]) == 2
+    assert "2 prompts are left out: with 160 new tokens they exceed 512." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("fitting", "code"), [(MIN_OUTCOMES - 1, 2), (MIN_OUTCOMES, 0)])
+def test_what_too_few_rounds_would_say_replaces_nothing(outcomes, flags, monkeypatch, tmp_path, capsys, fitting, code):
+    few = outcomes.take(np.arange(900) < fitting)
+    monkeypatch.setattr(Outcomes, "halves", lambda self, seed: (few, self))
+    (tmp_path / "calibration.json").write_text("before")
+    assert main(["calibrate", *flags, "--out", str(tmp_path)]) == code
+    assert ((tmp_path / "calibration.json").read_text() == "before") == (code == 2)
+    assert (f"{fitting} rounds in the half that fits are too few" in capsys.readouterr().err) == (code == 2)
 
 
 def test_an_interrupt_leaves_what_was_there(outcomes, flags, monkeypatch, tmp_path):

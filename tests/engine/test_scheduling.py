@@ -105,7 +105,7 @@ def test_a_curve_that_is_named_is_taken_or_refused_by_the_field(choose, profile,
     save_profile(file, replace(profile, fingerprint=replace(profile.fingerprint, jax="0.0.1")))
     with pytest.raises(ValueError, match=r"its jax is 0\.0\.1, and here it is"):
         choose("--step-curve", file)
-    with pytest.raises(OSError, match=r"none\.json"):
+    with pytest.raises(OSError, match=r"--step-curve .*none\.json: there is no such file; `dspark profile` writes one"):
         choose("--step-curve", tmp_path / "none.json")
 
 
@@ -155,7 +155,7 @@ def test_lengths_and_thresholds_name_their_policy(choose):
         (["--policy", "fixed", "--confidence-threshold", 0.5], "belongs to --policy threshold, not to fixed"),
         (["--policy", "threshold"], "--policy threshold needs --confidence-threshold P"),
         (["--policy", "two-step"], "needs a step curve, and none was measured"),
-        (["--policy", "early-stop", "--step-curve", "none"], "needs a step curve"),
+        (["--policy", "early-stop", "--step-curve", "none"], "--step-curve none forgoes it: give one of them"),
         (["--policy", "fixed", "--step-curve", "measure"], "--step-curve is for --policy two-step and early-stop"),
     ],
 )

@@ -38,6 +38,15 @@ class Meter:
             self._said = now
             self._bar.console.print(f"{self._what} {done:,}/{self._total:,}  {note}", markup=False, highlight=False)
 
+    def note(self, text: str) -> None:
+        """What is being done while nothing counts as done."""
+        now = time.monotonic()
+        if self._live:
+            self._bar.update(self._task, note=text)
+        elif now - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = now
+            self._bar.console.print(f"{self._what}: {text}", markup=False, highlight=False)
+
     def __enter__(self) -> "Meter":
         if self._live:
             self._bar.start()

@@ -4,6 +4,7 @@ Decodes the prompts with every draft verified, fits the estimators on half of th
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dspark_jax.cli._meter import Meter
 from dspark_jax.cli._reliability import draw, tables
 from dspark_jax.data.chat import BadRow, Conversation, read_conversations
 from dspark_jax.decoding.calibration import MIN_OUTCOMES, calibrate
-from dspark_jax.decoding.calibration_file import Calibration, Measured, write_calibration
+from dspark_jax.decoding.calibration_file import NAME, Calibration, Measured, write_calibration
 from dspark_jax.decoding.confidence import HEAD_AND_DRAFT, Estimator
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.outcomes import Outcomes
@@ -96,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         combined=fits.combined,
     )
     out = model.draft if args.out is None else args.out
+    replaced = _rounds_of(out / NAME)
     path = write_calibration(out, calibration, reports)
     draw(reports, out / FIGURE, f"{model.draft.name}, temperature {args.temperature:g}, held-out prompts")
     console = Console()
@@ -108,7 +110,17 @@ def run(args: argparse.Namespace) -> int:
         )
     count = f"{outcomes.rounds:,} rounds of {calibration.measured.prompts:,} prompts"
     _say(f"{path} and {FIGURE} are written: {count}; {chosen} is what serving takes.")
+    if replaced is not None:
+        _say(f"They replace a calibration of {replaced:,} rounds.")
     return 0
+
+
+def _rounds_of(path: Path) -> int | None:
+    """What the calibration that is there was fitted on; None where there is none that says so."""
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["measured"]["rounds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read(path: str, limit: int | None) -> list[Conversation]:

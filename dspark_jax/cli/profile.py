@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="context lengths to measure (by default 256, 2048 and, on an accelerator, 8192)",
     )
     parser.add_argument(
-        "--repeats", type=at_least(1), default=REPEATS, metavar="N", help="rounds a median is taken of (%(default)s)"
+        "--repeats",
+        type=at_least(1),
+        default=REPEATS,
+        metavar="N",
+        help="how often every kind of round is timed, there and back (%(default)s)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write (by default in the cache, where serving looks)"
@@ -81,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
             spans=spans,
             repeats=args.repeats,
             watch=meter.show,
+            compiled=lambda done, total: meter.note(f"{done} of the next {total} compiled"),
         )
     _report(path, found)
     return 0

@@ -134,4 +134,7 @@ def held_out(prompt_hashes: np.ndarray, validation: float, seed: int) -> np.ndar
 def require_two_sides(train: int, validation_rows: int, *, validation: float, what: str) -> None:
     """ValueError when a side of the split that should have rows has none."""
     if not train or (validation > 0 and not validation_rows):
-        raise ValueError(f"{train + validation_rows} {what} are too few to hold out {validation:.3g} of them")
+        raise ValueError(
+            f"{train + validation_rows} {what} are too few to hold out {validation:.3g} of them: "
+            "give more, or hold out 0"
+        )

@@ -60,6 +60,7 @@ def measure(
     rule: Rule,
     estimator: Estimator | None = None,
     repeats: int = REPEATS,
+    compiled: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[Shape, float]]:
     """The median round, drafting included, of every plan for states of this shape.
@@ -70,9 +71,10 @@ def measure(
     """
     unread = Guide.unguided(rows, block)
     read = unread if estimator is None else replace(unread, estimator=estimator)
-    guides = {plan: read if plan.sizes else unread for plan, _ in plans(rows, block, rule)}
+    spared = unread if programs.spares_reading else read
+    guides = {plan: read if plan.sizes else spared for plan, _ in plans(rows, block, rule)}
     draws = Draws.PLAIN if programs.branch_free else Draws.ANY
-    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan, guide in guides.items()])
+    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan, guide in guides.items()], compiled)
     in_a_row = min(_in_a_row(programs), span // (block + 1))
     state = programs.empty(rows, span)
 
@@ -112,9 +114,11 @@ def profile(
     spans: Sequence[int],
     repeats: int = REPEATS,
     watch: Watch = lambda done: None,
+    compiled: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Measures all states of up to max_batch rows, and writes `path`.
+    """Measures all states of up to max_batch rows, and writes `path`. `compiled` hears how many programs of a state are
+    done, of how many, before it is measured.
 
     What an interrupted run of the same method measured lies beside `path` and is not measured again.
     """
@@ -130,6 +134,7 @@ def profile(
             block=fingerprint.block,
             rule=Rule(fingerprint.rule),
             repeats=repeats,
+            compiled=compiled,
             clock=clock,
         ),
         max_batch=max_batch,

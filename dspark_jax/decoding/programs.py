@@ -70,6 +70,8 @@ class Programs:
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
         self.branch_free = all(device.platform != "cpu" for device in where.device_set)
+        # Reading confidences adds kernels to a round; on a CPU it is the further programs that cost.
+        self.spares_reading = self.branch_free
         # On a GPU the host would wait for the device in the middle of a round to hear which branch it is.
         self.switches = all(device.platform != "gpu" for device in where.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
@@ -113,9 +115,9 @@ class Programs:
         return replace(state, law=replace(state.law, draws=law.draws)), out
 
     def compile_rounds(
-        self, wanted: Iterable[tuple[RoundShape, Guide]], watch: Callable[[int], None] = lambda done: None
+        self, wanted: Iterable[tuple[RoundShape, Guide]], watch: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Compile rounds side by side, for guides like these; `watch` hears how many are done.
+        """Compile rounds side by side, for guides like these; `watch` hears how many are done, of how many.
 
         One after the other, as they come up, would leave all cores but one without work.
         """
@@ -129,7 +131,7 @@ class Programs:
                     pending[pool.submit(lowered.compile)] = shape, like
             for done, future in enumerate(as_completed(pending), 1):
                 self._compiled[pending[future]] = future.result()
-                watch(done)
+                watch(done, len(pending))
 
     def lower(self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws) -> Lowered:
         """The program of a round, ahead of time: target, drafter, state and guide may all be shapes with shardings."""

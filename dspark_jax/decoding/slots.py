@@ -5,7 +5,7 @@ pays for a full batch or a long context. `generate` and the server both drive th
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import jax
@@ -40,7 +40,7 @@ class DecodeSlots:
     without, it has the full batch and span from the start, which offline work on an accelerator prefers: there a
     compiled program costs more than the rows it saves. `curve` is what EarlyStop and TwoStep decide by. `ahead`: rounds
     that `step` keeps on the device while the host reads the one before; a request's last round is then followed by as
-    many that give it nothing.
+    many that give it nothing. `watch` hears, while `warm_up` compiles, how many rounds are done, of how many.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class DecodeSlots:
         dtype: DType = jnp.float32,
         elastic: bool = True,
         ahead: int = 0,
+        watch: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.max_batch, self.max_len, self.block_size = max_batch, max_len, drafter.block_size
         # One at a time a request prefills by programs that warm_up compiled; together they prefill faster.
@@ -68,7 +69,7 @@ class DecodeSlots:
         self._state: DecodeState | None = None
         self._handles = self._idle_rounds = 0
         self._ahead, self._flights = ahead, deque[Flight]()
-        self._rule = rule
+        self._rule, self._watch = rule, watch
         self.programs = Programs(target, drafter, dtype=dtype)
         self.schedule(policy or FixedLength(), curve=curve, estimator=estimator)
 
@@ -115,6 +116,7 @@ class DecodeSlots:
             rule=self._rule,
             switches=self.programs.switches,
             ahead=self._ahead,
+            spares_reading=self.programs.spares_reading,
         )
         self.estimator = estimator or Estimator.raw(self.block_size)
 
@@ -198,7 +200,7 @@ class DecodeSlots:
         prompt = (0, 0)
         span = span_bucket(len(prompt) + self.block_size, self._largest_span)
         span = span if self._elastic else self._largest_span
-        self.programs.compile_rounds(self.rounds_of([(rows, span) for rows in buckets]))
+        self.programs.compile_rounds(self.rounds_of([(rows, span) for rows in buckets]), self._watch)
         for rows in buckets:
             handles = [self.admit(prompt, Sampling()) for _ in range(rows)]
             self.finish(self.start())

@@ -88,10 +88,18 @@ class LoadedModel:
             max_choices=engine.capacity,
         )
 
-    def engine(self, *, max_queue: int, drafting: bool = True, refit_every: int | None = None) -> Engine:
+    def engine(
+        self,
+        *,
+        max_queue: int,
+        drafting: bool = True,
+        refit_every: int | None = None,
+        watch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Engine:
         """An engine that is not started yet; without `drafting` it decodes autoregressively.
 
-        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed.
+        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed. `watch` hears,
+        while it starts, how many of its rounds are compiled, of how many.
         """
         drafter = self.drafter if drafting else NoDrafter()
         scheduling = self.scheduling if drafting else Scheduling()
@@ -113,6 +121,7 @@ class LoadedModel:
                 estimator=None if isinstance(scheduling.policy, FixedLength) else self.estimator,
                 dtype=jnp.dtype(self.dtype),
                 ahead=self.rounds_ahead,
+                watch=watch,
             )
             return slots if online is None else RefittingSlots(slots, online)
 

@@ -147,7 +147,7 @@ class Engine:
             self._state = EngineState.FAILED
         finally:
             self._batcher.close()
-            self._end_all(unavailable(self._why_closed()))
+            self._end_all(unavailable(self._why_ended()))
             self._started.set()
             self._ended.set()
 
@@ -255,6 +255,11 @@ class Engine:
         while (job := self._batcher.take()) is not None:
             self._batcher.done()
             job.ticket.fail(refusal)
+
+    def _why_ended(self) -> str:
+        if self._state is EngineState.FAILED:
+            return self._why_closed()
+        return "The server stopped before this request was done."
 
     def _why_closed(self) -> str:
         if self._state is EngineState.FAILED:

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
@@ -15,6 +16,7 @@ from dspark_jax.engine.runner import serve_until_signal
 from dspark_jax.engine.server import build_app
 
 USAGE_ERROR = 2
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     remember_compilations(_say)
     model = load_model(args, _say)
-    engine = model.engine(max_queue=args.max_queue, refit_every=args.refit_every)
+    engine = model.engine(max_queue=args.max_queue, refit_every=args.refit_every, watch=_now_and_then(_say))
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     if args.api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         _say(f"Anyone who can reach {args.host} can use this server: --api-key would ask them for a key.")
@@ -88,6 +90,19 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="how long accepted requests may take to finish after Ctrl-C (%(default)s)",
     )
     return parser.parse_args(argv)
+
+
+def _now_and_then(say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Tells how far compiling is, every ten seconds at most."""
+    said = time.monotonic()
+
+    def watch(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            say(f"{done} of {total} kinds of round are compiled ...")
+
+    return watch
 
 
 def _key(text: str) -> str:

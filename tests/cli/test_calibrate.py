@@ -183,3 +183,11 @@ def test_an_interrupt_leaves_what_was_there(outcomes, flags, monkeypatch, tmp_pa
     monkeypatch.setattr(verb, "calibrate", interrupted)
     assert main(["calibrate", *flags, "--out", str(tmp_path)]) == 130
     assert (tmp_path / "calibration.json").read_text() == "before"
+
+
+def test_it_says_what_a_calibration_takes_the_place_of(outcomes, flags, tmp_path, capsys):
+    said = []
+    for _ in range(2):
+        assert main(["calibrate", *flags, "--out", str(tmp_path)]) == 0
+        said.append("They replace a calibration of 900 rounds." in capsys.readouterr().err)
+    assert said == [False, True]

@@ -25,7 +25,7 @@ def scripted(monkeypatch, tmp_path):
     """Every token takes a second, beside ten for a round; the states that were asked for."""
     asked = []
 
-    def measure(programs, rows, span, *, block, rule, repeats, clock):
+    def measure(programs, rows, span, *, block, rule, repeats, compiled, clock):
         asked.append((rows, span, repeats))
         for plan, tokens in plans(rows, block, rule):
             yield Shape(rows, span, tokens, plan.drafts), 10.0 + tokens

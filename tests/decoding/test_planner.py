@@ -138,6 +138,8 @@ def test_what_is_learnt_from_is_the_newest_round_that_is_read_before_the_next_bu
         found += [round_] * lasting.watches
         assert lasting.readings(plan) == ((True,) if plan.sizes else (False, True) if plan.drafts else (False,))
     assert found == list(watched)
+    reads = Planner(policy, block=BLOCK, curve=curve(lambda size, _: float(size)), spares_reading=False)
+    assert reads.readings(reads.plan(SPAN, requests)) == (True,)
     fixed = Planner(FixedLength(), block=BLOCK)
     assert fixed.readings(fixed.plan(SPAN, requests)) == (True,)
     assert not fixed.watches

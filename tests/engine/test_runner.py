@@ -53,7 +53,7 @@ def test_what_outlives_the_grace_period_is_told_so(serve, client, make_slots, st
         wait_until(lambda: server.engine.outstanding)
         server.stop()
         response = reply.result()
-    assert "shutting down" in response.text
+    assert "stopped before this request was done" in response.text
     assert response.status_code == (200 if stream else 503)
     server.join()
     assert server.engine.state is EngineState.STOPPED

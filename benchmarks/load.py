@@ -211,25 +211,21 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
 def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.Namespace, seed: int) -> Run:
     """Requests that start together, again and again, until their rounds took so many seconds."""
     slots, outs, seconds, first = load.slots(name), [], 0.0, seed
+    stop_ids = load.model.stop_ids
     while seconds < args.seconds:
         numbers = range(first, first + load.concurrency)
-        taken, found = _together(slots, load.model.stop_ids, prompts, numbers, args, args.seconds - seconds)
+        picked = [(prompts[number % len(prompts)], number) for number in numbers]
+        taken, found = _together(slots, stop_ids, picked, args, args.seconds - seconds)
         seconds, first, outs = seconds + taken, first + load.concurrency, outs + found
     return Run(seconds=seconds, stats=sum(map(_counts, outs), DecodeStats()))
 
 
 def _together(
-    slots: DecodeSlots,
-    stop_ids: frozenset[int],
-    prompts: list[tuple[int, ...]],
-    numbers: range,
-    args: argparse.Namespace,
-    most: float,
+    slots: DecodeSlots, stop_ids: frozenset[int], seeded: list, args: argparse.Namespace, most: float
 ) -> tuple[float, list[SlotRound]]:
-    """(seconds, what they gave) of the timed rounds of requests of these numbers, which take `most` seconds or less."""
-    laws = [Sampling(temperature=args.temperature, seed=number) for number in numbers]
-    handles = slots.admit_many([prompts[number % len(prompts)] for number in numbers], laws)
-    lengths = dict.fromkeys(handles, 0)
+    """(seconds, what they gave) of the timed rounds of these (prompt, seed), which take `most` seconds or less."""
+    laws = [Sampling(temperature=args.temperature, seed=seed) for _, seed in seeded]
+    lengths = dict.fromkeys(slots.admit_many([prompt for prompt, _ in seeded], laws), 0)
     slots.wait()
     began, outs = time.perf_counter(), []
     for round_ in range(UNTIMED + args.rounds):

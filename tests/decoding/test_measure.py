@@ -26,7 +26,7 @@ def measured(five, fingerprint, tmp_path_factory):
     in turn: path, profile, what was packed."""
     path = tmp_path_factory.mktemp("profile") / "curve.json"
     elapsed = iter([each for turn in (1000.0, 5.0, 7.0, 7.0, 100.0, 7.0, 1.0) for each in [0.0, turn] * 4])
-    now, packed, seen, laws = [0.0], [], [], []
+    now, packed, seen, laws, compiled = [0.0], [], [], [], []
     packing = round_module.packing
 
     def clock():
@@ -45,8 +45,9 @@ def measured(five, fingerprint, tmp_path_factory):
 
         patch.setattr(programs, "round", spied)
         options = {"max_batch": 2, "spans": (40,), "repeats": 3, "watch": seen.append, "clock": clock}
+        options["compiled"] = lambda done, total: compiled.append((done, total))
         found = profile(path, fingerprint, programs, **options)
-    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws)
+    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws, compiled=compiled)
 
 
 def test_d_31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
@@ -71,6 +72,7 @@ def test_what_was_measured_is_written_and_nothing_partial_stays(measured, finger
     assert load_profile(measured.path, fingerprint) == measured.profile
     assert list(measured.path.parent.iterdir()) == [measured.path]
     assert measured.seen == [1, 2, 3, 4]
+    assert measured.compiled == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def script(asked, stop_at=None):

@@ -178,7 +178,6 @@ def test_a_signal_saves_and_the_same_call_goes_on_bit_for_bit(whole, small_confi
     assert_same_run(tmp_path, whole[0], 6)
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_all_is_made_ready_is_an_end_that_says_how_to_go_on(small_config, tmp_path):
     # What starts in the background may ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -190,6 +189,7 @@ def test_ctrl_c_while_all_is_made_ready_is_an_end_that_says_how_to_go_on(small_c
     assert f"Stopped at once; step 0 is what was saved last. To go on: {COMMAND}" in said
 
 
+@pytest.mark.slow
 def test_a_run_that_caches_as_it_goes_goes_on_bit_for_bit(small_config, tmp_path):
     config = replace(small_config, features=FeatureConfig(kind="mixed", dtype="int8"), steps=20)
     assert isinstance(run(config, tmp_path / "whole")[0], Finished)

@@ -1,5 +1,6 @@
 """The one transformer block against plain numpy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,6 +41,18 @@ def test_queries_and_keys_are_projected_normed_and_rotated_and_values_are_not(bu
     np.testing.assert_allclose(module.queries(jnp.asarray(X), jnp.asarray(POSITIONS)), expected_q, atol=1e-5)
     np.testing.assert_allclose(keys, expected_k.swapaxes(1, 2), atol=1e-5)
     np.testing.assert_allclose(values, v.swapaxes(1, 2), atol=1e-5)
+
+
+def test_every_product_contracts_one_dimension_so_that_none_has_its_weights_copied(built):
+    """With two, XLA may order them as the other operand lies (seen on a GPU, for the output kernel)."""
+    block = built(lambda: Block(LayerSpec(**SPEC), rngs=nnx.Rngs(0), dtype=jnp.float32))
+    program = jax.make_jaxpr(lambda x: block(x, jnp.asarray(POSITIONS), lambda q, k, v: (q, None))[0])(X)
+    contracted = [
+        len(equation.params["dimension_numbers"][0][1])
+        for equation in program.eqns
+        if equation.primitive.name == "dot_general"
+    ]
+    assert contracted == [1] * 5
 
 
 def test_a_block_adds_attention_then_feed_forward_each_of_a_normed_input(built):

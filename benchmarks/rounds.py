@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from ceilings import copy_bandwidth, matmul_rate
 from flax import nnx
 
-from dspark_jax.decoding.programs import compiler_options
+from dspark_jax.decoding.programs import compiler_options, suited
 from dspark_jax.decoding.round import DecodeState, RoundPlan, decode_round, init_state
 from dspark_jax.drafters.dspark import DSpark, DSparkConfig
 from dspark_jax.nn.block import LayerSpec
@@ -87,7 +87,9 @@ def _models(name: str, dtype: jnp.dtype) -> tuple[Target, DSpark]:
         rngs = nnx.Rngs(params=jax.random.key(0, impl="rbg"))
         return Target(spec, rngs=rngs, dtype=dtype), DSpark(shape, rngs=rngs, dtype=dtype)
 
-    return make()
+    target, drafter = suited(*make())
+    assert isinstance(drafter, DSpark)
+    return target, drafter
 
 
 def _state(target: Target, drafter: DSpark, batch: int, context: int, dtype: jnp.dtype) -> DecodeState:

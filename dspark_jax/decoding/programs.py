@@ -43,6 +43,20 @@ def compiler_options(platform: str) -> dict[str, bool | int | str]:
     return _OPTIONS.get(platform, {})
 
 
+def suited(target: Target, drafter: Drafter) -> tuple[Target, Drafter]:
+    """The two with what suits their devices wherever nothing was chosen: caches, writes to them, attention."""
+    where = jax.tree.leaves(target)[0].sharding
+    if isinstance(drafter, DSpark) and drafter.block_attention is None:
+        drafter = drafter.with_block_attention(suited_to(where))
+    if target.cache_write is None:
+        target = target.with_cache_write(writes_suited_to(where))
+    if target.cache_form is None:
+        target = target.with_cache_form(form_suited_to(where))
+    if isinstance(drafter, Caching) and drafter.cache_write is None:
+        drafter = drafter.with_cache_write(writes_suited_to(where))
+    return target, drafter
+
+
 class RoundShape(NamedTuple):
     """What a compiled round is made for."""
 
@@ -56,15 +70,8 @@ class Programs:
     """Device functions over one set of weights. States are donated: the caller goes on with what it gets back."""
 
     def __init__(self, target: Target, drafter: Drafter, *, dtype: DType):
+        target, drafter = suited(target, drafter)
         where = jax.tree.leaves(target)[0].sharding
-        if isinstance(drafter, DSpark) and drafter.block_attention is None:
-            drafter = drafter.with_block_attention(suited_to(where))
-        if target.cache_write is None:
-            target = target.with_cache_write(writes_suited_to(where))
-        if target.cache_form is None:
-            target = target.with_cache_form(form_suited_to(where))
-        if isinstance(drafter, Caching) and drafter.cache_write is None:
-            drafter = drafter.with_cache_write(writes_suited_to(where))
         self._target = target
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
         self._weights, treedef = jax.tree.flatten((target, drafter))

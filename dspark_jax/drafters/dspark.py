@@ -19,7 +19,7 @@ from dspark_jax.core.arrays import Array, DType, Float, Int
 from dspark_jax.drafters.base import CERTAIN, Proposal, check_sizes, check_taps, top_two
 from dspark_jax.drafters.heads import ConfidenceHead, MarkovHead, MarkovSpec, VanillaMarkov
 from dspark_jax.nn.block import Block, LayerSpec
-from dspark_jax.nn.block_attention import BlockAttention, PlainBlocks
+from dspark_jax.nn.block_attention import BlockAttention, CachedBlocks
 from dspark_jax.nn.cache import Caching, KVCache, init_cache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.nn.training_attention import PlainTraining, TrainingAttention
@@ -153,8 +153,8 @@ class DSpark(Caching):
     ) -> tuple[Proposal, KVCache]:
         """Draft K tokens: one backbone pass over the whole block, then a scan of the Markov head over the slots."""
         hidden_BKD, state = self.cached_block(vocabulary, state, anchor_B, start_B)
-        hidden_BKD = hidden_BKD[:, :drafts]
-        base_BKV = self.base_logits(vocabulary, hidden_BKD)
+        hidden_KBD = hidden_BKD[:, :drafts].swapaxes(0, 1)
+        base_KBV = self.base_logits(vocabulary, hidden_KBD)
         carry = (anchor_B, self.markov_head.start(anchor_B.shape) if self.markov_head else None)
 
         def slot(
@@ -172,9 +172,9 @@ class DSpark(Caching):
             logit_B = self.confidence_logits(hidden_BD, embedded_BR)
             return (token_B, markov), (token_B, probs_BV, logit_B, top_two(logits_BV))
 
-        slots = (hidden_BKD.swapaxes(0, 1), base_BKV.swapaxes(0, 1), jnp.arange(hidden_BKD.shape[1]))
+        slots = (hidden_KBD, base_KBV, jnp.arange(len(hidden_KBD)))
         # Without branches inside, the few slots run faster unrolled: a loop costs an accelerator a stall a turn.
-        unroll = hidden_BKD.shape[1] if law.draws is not Draws.ANY else 1
+        unroll = len(hidden_KBD) if law.draws is not Draws.ANY else 1
         _, (tokens, probs, logits, top) = lax.scan(slot, carry, slots, unroll=unroll)
         return Proposal(
             tokens_BK=tokens.swapaxes(0, 1),
@@ -187,7 +187,7 @@ class DSpark(Caching):
         self, vocabulary: Vocabulary, state: KVCache, anchor_B: Int[Array, "B"], start_B: Int[Array, "B"]
     ) -> tuple[Float[Array, "B K D"], KVCache]:
         """Normed hidden states of one block a row. Positions from start_B on are scratch in the cache."""
-        slots, block_attention = self.config.input_slots, self.block_attention or PlainBlocks()
+        slots, block_attention = self.config.input_slots, self.block_attention or CachedBlocks()
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
             held = state.keys[index], state.values[index]

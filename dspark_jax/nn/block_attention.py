@@ -1,6 +1,6 @@
 """How a draft block attends to its context in a cache: the ways there are, and the one that suits a device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from jax.sharding import Mesh, Sharding
@@ -9,8 +9,7 @@ from dspark_jax.core.arrays import Array, Int
 from dspark_jax.kernels import block_attention as kernels
 from dspark_jax.nn.block import LayerSpec
 from dspark_jax.nn.cache import Pair, PlainWrites, on_one_tpu
-from dspark_jax.ops.attention import attention
-from dspark_jax.ops.masks import cached_block_mask
+from dspark_jax.nn.row_attention import PlainRows, RowAttention, rows_suited_to
 
 
 @runtime_checkable
@@ -25,15 +24,16 @@ class BlockAttention(Protocol):
 
 
 @dataclass(frozen=True)
-class PlainBlocks:
-    """The block passes through the cache; every device can do that."""
+class CachedBlocks:
+    """The block passes through the cache, and attends as `rows` do; every device can do that plainly."""
+
+    rows: RowAttention = field(default_factory=PlainRows)
 
     def __call__(
         self, spec: LayerSpec, q_BKHC: Array, own: Pair, cache: Pair, start_B: Int[Array, "B"]
     ) -> tuple[Array, Pair]:
-        keys, values = PlainWrites()(cache, own, start_B)
-        mask = cached_block_mask(start_B, q_BKHC.shape[1], keys.shape[2], spec.window)
-        return attention(q_BKHC, keys, values, mask, scale=spec.attention_scale), (keys, values)
+        cache = PlainWrites()(cache, own, start_B)
+        return self.rows(spec, q_BKHC, own, cache, start_B, causal=False), cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,5 +58,5 @@ class KernelBlocks:
 
 
 def suited_to(where: Sharding) -> BlockAttention:
-    """The kernel on a single TPU, else plain operations, which XLA spreads over any mesh."""
-    return KernelBlocks() if on_one_tpu(where) else PlainBlocks()
+    """The kernel on a single TPU, else the cache and what suits its rows."""
+    return KernelBlocks() if on_one_tpu(where) else CachedBlocks(rows=rows_suited_to(where))

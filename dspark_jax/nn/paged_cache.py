@@ -4,7 +4,7 @@ Which form a target's cache has is chosen by whoever knows the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.block import LayerSpec
 from dspark_jax.nn.cache import Cache, Pair, init_cache, on_one_tpu
 from dspark_jax.nn.paged_attention import KernelPages, PagedAttention
+from dspark_jax.nn.row_attention import PlainRows, RowAttention, rows_suited_to
 from dspark_jax.ops.packing import Packing
 
 _PAGE = 128
@@ -111,7 +112,9 @@ class CacheForm(Protocol):
 
 @dataclass(frozen=True)
 class InRows:
-    """A KVCache, which every device can attend over."""
+    """A KVCache, over which tokens attend by `attention`; every device can do that plainly."""
+
+    attention: RowAttention = field(default_factory=PlainRows)
 
     def __call__(self, layers: Sequence[LayerSpec], batch: int, span: int, dtype: DType) -> Cache:
         return init_cache(layers, batch, span, dtype)
@@ -130,5 +133,5 @@ class InPages:
 
 
 def form_suited_to(where: Sharding) -> CacheForm:
-    """Pages and their kernels on a single TPU, else rows."""
-    return InPages(attention=KernelPages()) if on_one_tpu(where) else InRows()
+    """Pages and their kernels on a single TPU, else rows and what suits them."""
+    return InPages(attention=KernelPages()) if on_one_tpu(where) else InRows(attention=rows_suited_to(where))

@@ -13,9 +13,9 @@ from dspark_jax.nn.block import Block, LayerSpec
 from dspark_jax.nn.cache import Cache, Caching, KVCache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, VocabularySpec
 from dspark_jax.nn.paged_cache import CacheForm, InRows, PagedCache
-from dspark_jax.ops.attention import attention
+from dspark_jax.nn.row_attention import PlainRows
 from dspark_jax.ops.long_attention import span_attention
-from dspark_jax.ops.masks import causal_mask, first_seen
+from dspark_jax.ops.masks import first_seen
 from dspark_jax.ops.packing import Packing, whole
 
 Attend = Callable[[int, Array, Array, Array], tuple[Array, Any]]
@@ -114,25 +114,24 @@ class Target(Caching):
             attend = self._over_pages(cache, start_B, whole(batch, width) if packing is None else packing)
         else:
             assert isinstance(cache, KVCache)
-            attend = self._over_rows(cache, start_B, width, packing)
+            attend = self._over_rows(cache, start_B, packing)
         positions_BT = start_B[:, None] + jnp.arange(width)
         if packing is not None:
             tokens_BT, positions_BT = packing.pack(tokens_BT)[None], packing.pack(positions_BT)[None]
         hidden, features, layers = self._run(tokens_BT, positions_BT, taps, attend)
         return TargetOutput(hidden_BTD=hidden, features_BTE=features, cache=cache.with_layers(layers))
 
-    def _over_rows(self, cache: KVCache, start_B: Int[Array, "B"], width: int, packing: Packing | None) -> Attend:
+    def _over_rows(self, cache: KVCache, start_B: Int[Array, "B"], packing: Packing | None) -> Attend:
         """With a packing, rows are whole again inside attention."""
-        masks = {window: causal_mask(start_B, width, cache.span, window) for window in self._windows()}
+        attention = self.cache_form.attention if isinstance(self.cache_form, InRows) else PlainRows()
 
         def attend(index: int, q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
             if packing is not None:
                 q = packing.unpack(q[0])
                 k, v = (packing.unpack(x[0].swapaxes(0, 1)).swapaxes(1, 2) for x in (k, v))
-            keys, values = self.write((cache.keys[index], cache.values[index]), (k, v), start_B)
-            spec = self.spec.layers[index]
-            mixed = attention(q, keys, values, masks[spec.window], scale=spec.attention_scale)
-            return mixed if packing is None else packing.pack(mixed)[None], (keys, values)
+            pair = self.write((cache.keys[index], cache.values[index]), (k, v), start_B)
+            mixed = attention(self.spec.layers[index], q, (k, v), pair, start_B, causal=True)
+            return mixed if packing is None else packing.pack(mixed)[None], pair
 
         return attend
 

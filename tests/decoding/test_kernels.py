@@ -1,4 +1,4 @@
-"""Rounds with the TPU kernels: block attention while drafting, writes to the caches, and a target's cache in pages."""
+"""Rounds with kernels: attention on GPUs and TPUs, writes to the caches, and a target's cache in pages."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,12 @@ from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.scheduler import Threshold
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.decoding.stats import DecodeStats
-from dspark_jax.nn.block_attention import KernelBlocks, PlainBlocks, suited_to
+from dspark_jax.nn.block_attention import CachedBlocks, KernelBlocks, suited_to
 from dspark_jax.nn.cache import KernelWrites, KVCache, PlainWrites, writes_suited_to
 from dspark_jax.nn.paged_attention import KernelPages, PlainPages
 from dspark_jax.nn.paged_cache import InPages, InRows, PagedCache, form_suited_to
+from dspark_jax.nn.row_attention import FusedRows, PlainRows
+from dspark_jax.ops.attention_parts import attention_part
 
 PROMPTS = [[5, 9, 2], [1] * 37, [7]]
 
@@ -30,8 +32,20 @@ def texts(target, drafter):
 
 def test_the_kernel_drafts_what_plain_operations_do(small):
     target, drafter = small
-    plain = texts(target, drafter.with_block_attention(PlainBlocks()))
+    plain = texts(target, drafter.with_block_attention(CachedBlocks()))
     assert texts(target, drafter.with_block_attention(KernelBlocks(interpret=True))) == plain
+    accepted, proposed = (sum(getattr(stats, name) for _, stats in plain) for name in ("accepted", "proposed"))
+    assert 0 < accepted < proposed
+
+
+def test_fused_attention_of_a_gpu_says_what_plain_operations_do(small, monkeypatch):
+    """Its twin in the kernel's place; contexts are cut in pieces, some of them empty."""
+    monkeypatch.setattr("dspark_jax.nn.row_attention._SHORTEST_PIECE", 16)
+    target, drafter = small
+    fused = FusedRows(part=attention_part, fits=lambda *_: True, least_scores=0)
+    plain = texts(target.with_cache_form(InRows()), drafter.with_block_attention(CachedBlocks()))
+    found = texts(target.with_cache_form(InRows(fused)), drafter.with_block_attention(CachedBlocks(fused)))
+    assert found == plain
     accepted, proposed = (sum(getattr(stats, name) for _, stats in plain) for name in ("accepted", "proposed"))
     assert 0 < accepted < proposed
 
@@ -84,7 +98,7 @@ def test_it_leaves_the_cache_as_it_is_and_gives_the_same_hidden_states(tiny_targ
         drafter = tiny_drafter.with_block_attention(how)
         return jax.jit(lambda state: drafter.cached_block(tiny_target.vocabulary, state, *places))(state)
 
-    (plain, written), (kernel, left) = block(PlainBlocks()), block(KernelBlocks(interpret=True))
+    (plain, written), (kernel, left) = block(CachedBlocks()), block(KernelBlocks(interpret=True))
     np.testing.assert_allclose(kernel, plain, atol=2e-5)
     assert all(map(np.array_equal, jax.tree.leaves(left), jax.tree.leaves(state)))
     assert not np.array_equal(written.keys[0], state.keys[0])
@@ -92,7 +106,7 @@ def test_it_leaves_the_cache_as_it_is_and_gives_the_same_hidden_states(tiny_targ
 
 def test_a_drafter_s_own_choice_stays_and_none_suits_the_device(tiny_target, tiny_drafter, monkeypatch):
     chosen = []
-    record = lambda where: chosen.append(where) or PlainBlocks()  # noqa: E731
+    record = lambda where: chosen.append(where) or CachedBlocks()  # noqa: E731
     monkeypatch.setattr("dspark_jax.decoding.programs.suited_to", record)
     Programs(tiny_target, tiny_drafter.with_block_attention(KernelBlocks(interpret=True)), dtype=jnp.float32)
     assert not chosen
@@ -112,6 +126,24 @@ def test_pages_are_taken_where_they_are_asked_for_or_suit_the_device(thin, monke
     assert form(target.with_cache_form(InRows())) is KVCache
 
 
+def test_only_a_single_gpu_with_cudnn_s_kernel_takes_it_unasked():
+    class Gpus(jax.sharding.Sharding):
+        def __init__(self, *facts, count=1):
+            names = "device_kind", "compute_capability"
+            self.devices = {
+                type("Gpu", (), {"platform": "gpu", **dict(zip(names, facts, strict=True))})() for _ in range(count)
+            }
+
+        device_set = property(lambda self: self.devices)
+
+    h200 = "NVIDIA H200", "9.0"
+    assert form_suited_to(Gpus(*h200)) == InRows(FusedRows())
+    assert suited_to(Gpus(*h200)) == CachedBlocks(FusedRows())
+    for others in (Gpus("Tesla V100", "7.0"), Gpus("NVIDIA T4", "7.5"), Gpus("MI300X", "gfx942"), Gpus(*h200, count=2)):
+        assert form_suited_to(others) == InRows(PlainRows())
+        assert suited_to(others) == CachedBlocks(PlainRows())
+
+
 def test_only_a_single_tpu_takes_the_kernel_unasked():
     class Tpu:
         platform = "tpu"
@@ -124,10 +156,10 @@ def test_only_a_single_tpu_takes_the_kernel_unasked():
     assert writes_suited_to(Tpus()) == KernelWrites()
     assert form_suited_to(Tpus()) == InPages(attention=KernelPages())
     count = 4
-    assert suited_to(Tpus()) == PlainBlocks()
+    assert suited_to(Tpus()) == CachedBlocks()
     assert writes_suited_to(Tpus()) == PlainWrites()
     assert form_suited_to(Tpus()) == InRows()
     cpu = jax.devices()[:1]
-    assert suited_to(SingleDeviceSharding(cpu[0])) == PlainBlocks()
+    assert suited_to(SingleDeviceSharding(cpu[0])) == CachedBlocks()
     assert form_suited_to(SingleDeviceSharding(cpu[0])) == InRows()
-    assert suited_to(NamedSharding(Mesh(np.array(cpu), ("data",)), PartitionSpec())) == PlainBlocks()
+    assert suited_to(NamedSharding(Mesh(np.array(cpu), ("data",)), PartitionSpec())) == CachedBlocks()

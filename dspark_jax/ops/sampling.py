@@ -63,15 +63,17 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Arra
     """
     logits_BTV = logits_BTV.astype(jnp.float32)
     temperature = law.temperature_B[:, None, None]
-    greedy = jax.nn.one_hot(jnp.argmax(logits_BTV, axis=-1), logits_BTV.shape[-1], dtype=jnp.float32)
+    largest_BT, best_BT = _largest(logits_BTV)
+    greedy = (jnp.arange(logits_BTV.shape[-1]) == best_BT[..., None]).astype(jnp.float32)
     choose = _CHOOSE[law.draws]
 
     def sampled() -> Float[Array, "B T V"]:
         # The largest logit is taken off first: divided by a tiny temperature it would overflow.
-        centred = logits_BTV - jnp.max(logits_BTV, axis=-1, keepdims=True)
+        centred = logits_BTV - largest_BT[..., None]
         scaled = centred / jnp.where(temperature > 0, temperature, 1.0)
         scaled = choose.filter(jnp.any(law.top_k_B > 0), lambda: _keep_top_k(scaled, law.top_k_B), lambda: scaled)
-        probs = jax.nn.softmax(scaled, axis=-1)
+        weights = jnp.exp(scaled)
+        probs = weights / jnp.sum(weights, axis=-1, keepdims=True)
         probs = choose.filter(jnp.any(law.top_p_B < 1), lambda: _keep_top_p(probs, law.top_p_B), lambda: probs)
         return jnp.where(temperature > 0, probs, greedy)
 
@@ -154,6 +156,20 @@ def _keep_top_p(probs_BTV: Float[Array, "B T V"], top_p_B: Float[Array, "B"]) ->
     threshold = _largest_threshold(enough, probs_BTV.shape[:-1])
     kept = jnp.where(order >= threshold[..., None], probs_BTV, 0.0)
     return jnp.where(wanted[..., None] < 1, kept / jnp.sum(kept, axis=-1, keepdims=True), probs_BTV)
+
+
+def _largest(x_BTV: Float[Array, "B T V"]) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
+    """The largest entry of each row and the first place that has it, in one pass: over a vocabulary each counts."""
+
+    def better(these: tuple[Array, Array], those: tuple[Array, Array]) -> tuple[Array, Array]:
+        (value, index), (other, another) = these, those
+        stays = (value > other) | ((value == other) & (index < another))
+        return jnp.where(stays, value, other), jnp.where(stays, index, another)
+
+    axis, index_BTV = x_BTV.ndim - 1, lax.broadcasted_iota(jnp.int32, x_BTV.shape, x_BTV.ndim - 1)
+    none = jnp.asarray(-jnp.inf, x_BTV.dtype), jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)
+    value_BT, index_BT = lax.reduce((x_BTV, index_BTV), none, better, (axis,))
+    return value_BT, index_BT
 
 
 def _ordered(x: Float[Array, "..."]) -> Int[Array, "..."]:

@@ -6,11 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dspark_jax.core.arrays import Array, DType, Float, Int, pytree
 from dspark_jax.nn.layers import Vocabulary
-from dspark_jax.ops.sampling import SamplingLaw
+from dspark_jax.ops.sampling import Peaks, SamplingLaw
 
 
 @pytree
@@ -31,22 +30,12 @@ CERTAIN = 30.0
 """A confidence logit whose sigmoid is 1 in float32."""
 
 
-def top_two(logits_BV: Float[Array, "B V"]) -> Float[Array, "B 2"]:
-    """The two largest log-probabilities of each row at temperature 1; -inf for a second that does not exist."""
-
-    def larger(these: tuple[Array, Array], those: tuple[Array, Array]) -> tuple[Array, Array]:
-        (first, second), (other, another) = these, those
-        runner_up = jnp.maximum(jnp.minimum(first, other), jnp.maximum(second, another))
-        return jnp.maximum(first, other), runner_up
-
-    # One pass for both, over the vocabulary folded in two: small batches wait for every further one.
-    vocab, lowest = logits_BV.shape[-1], jnp.asarray(-jnp.inf, logits_BV.dtype)
-    even_BV = jnp.pad(logits_BV, [(0, 0)] * (logits_BV.ndim - 1) + [(0, vocab % 2)], constant_values=lowest)
-    left, right = jnp.split(even_BV, 2, axis=-1)
-    pairs = jnp.maximum(left, right), jnp.minimum(left, right)
-    first_B, second_B = lax.reduce(pairs, (lowest, lowest), larger, (logits_BV.ndim - 1,))
-    mass_B = jnp.sum(jnp.exp(logits_BV - first_B[..., None]), axis=-1)
-    return jnp.stack([first_B, second_B], axis=-1) - (first_B + jnp.log(mass_B))[..., None]
+def top_two(logits_BTV: Float[Array, "B T V"], peaks: Peaks) -> Float[Array, "B T 2"]:
+    """The two largest log-probabilities at temperature 1, of logits with these peaks; -inf for a second that does not
+    exist."""
+    first_BT, second_BT, _ = peaks
+    mass_BT = jnp.sum(jnp.exp(logits_BTV - first_BT[..., None]), axis=-1)
+    return jnp.stack([first_BT, second_BT], axis=-1) - (first_BT + jnp.log(mass_BT))[..., None]
 
 
 def no_drafts(batch: int, vocab: int) -> Proposal:

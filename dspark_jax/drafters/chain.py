@@ -19,7 +19,7 @@ from dspark_jax.nn.layers import RMSNorm, Vocabulary
 from dspark_jax.ops.attention import attention
 from dspark_jax.ops.long_attention import block_attention, span_attention
 from dspark_jax.ops.masks import causal_mask, first_seen
-from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
+from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample, two_largest
 
 
 @pytree
@@ -93,10 +93,11 @@ class ChainDrafter(Caching):
         links = self.block_size if drafts is None else drafts
 
         def draw(hidden_BD: Array, offset: Array) -> tuple[Array, Array, Array]:
-            logits_BV = vocabulary.logits(self.norm(hidden_BD))
-            probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
+            logits_B1V = vocabulary.logits(self.norm(hidden_BD[:, None]))
+            peaks = two_largest(logits_B1V)
+            probs_BV = law_probs(logits_B1V, law, peaks)[:, 0]
             keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
-            return sample(probs_BV, keys_B, law.draws), probs_BV, top_two(logits_BV)
+            return sample(probs_BV, keys_B, law.draws), probs_BV, top_two(logits_B1V, peaks)[:, 0]
 
         def link(carry: tuple[KVCache, Array, Array], offset: Array):
             cache, hidden_BD, token_B = carry

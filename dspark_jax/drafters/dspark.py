@@ -23,7 +23,7 @@ from dspark_jax.nn.block_attention import BlockAttention, CachedBlocks
 from dspark_jax.nn.cache import Caching, KVCache, init_cache
 from dspark_jax.nn.layers import RMSNorm, Vocabulary, kernel
 from dspark_jax.nn.training_attention import PlainTraining, TrainingAttention
-from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample
+from dspark_jax.ops.sampling import Draws, SamplingLaw, law_probs, sample, two_largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +166,13 @@ class DSpark(Caching):
                 embedded_BR = self.markov_head.embed(previous_B)
                 markov, latent_BR = self.markov_head.step(markov, hidden_BD, embedded_BR)
                 logits_BV = logits_BV + self.markov_head.bias(latent_BR)
-            probs_BV = law_probs(logits_BV[:, None], law)[:, 0]
+            logits_B1V = logits_BV[:, None]
+            peaks = two_largest(logits_B1V)
+            probs_BV = law_probs(logits_B1V, law, peaks)[:, 0]
             keys_B = jax.vmap(lambda key: jax.random.fold_in(key, offset))(law.keys_B)
             token_B = sample(probs_BV, keys_B, law.draws)
             logit_B = self.confidence_logits(hidden_BD, embedded_BR)
-            return (token_B, markov), (token_B, probs_BV, logit_B, top_two(logits_BV))
+            return (token_B, markov), (token_B, probs_BV, logit_B, top_two(logits_B1V, peaks)[:, 0])
 
         slots = (hidden_KBD, base_KBV, jnp.arange(len(hidden_KBD)))
         # Without branches inside, the few slots run faster unrolled: a loop costs an accelerator a stall a turn.

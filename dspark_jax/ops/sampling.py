@@ -56,14 +56,19 @@ class SamplingLaw:
         )
 
 
-def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Array, "B T V"]:
+Peaks = tuple[Array, Array, Array]
+"""See `two_largest`."""
+
+
+def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw, peaks: Peaks | None = None) -> Float[Array, "B T V"]:
     """Temperature, then top-k, then top-p, as float32 probabilities; a one-hot argmax at temperature 0.
 
-    Ties at a cut are all kept, so the law does not depend on the order of the vocabulary.
+    Ties at a cut are all kept, so the law does not depend on the order of the vocabulary. `peaks`: those of the
+    logits, from whoever needs them too.
     """
     logits_BTV = logits_BTV.astype(jnp.float32)
     temperature = law.temperature_B[:, None, None]
-    largest_BT, best_BT = _largest(logits_BTV)
+    largest_BT, _, best_BT = peaks or two_largest(logits_BTV)
     greedy = (jnp.arange(logits_BTV.shape[-1]) == best_BT[..., None]).astype(jnp.float32)
     choose = _CHOOSE[law.draws]
 
@@ -78,6 +83,28 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Arra
         return jnp.where(temperature > 0, probs, greedy)
 
     return choose.sample(jnp.any(law.temperature_B > 0), sampled, lambda: greedy)
+
+
+def two_largest(x_BTV: Float[Array, "B T V"]) -> Peaks:
+    """The largest entry of each row [B, T], the next one (-inf where there is none), and where the largest is first.
+
+    One pass for all three: over a vocabulary each counts.
+    """
+    vocab, lowest = x_BTV.shape[-1], jnp.asarray(-jnp.inf, x_BTV.dtype)
+    # Folded in two, an entry brings its runner-up along.
+    left, right = jnp.split(jnp.pad(x_BTV, ((0, 0), (0, 0), (0, vocab % 2)), constant_values=lowest), 2, axis=-1)
+    place = lax.broadcasted_iota(jnp.int32, left.shape, 2)
+    pairs = jnp.maximum(left, right), jnp.minimum(left, right), jnp.where(left >= right, place, place + left.shape[-1])
+
+    def larger(these: tuple[Array, Array, Array], those: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        (first, second, place), (other, another, elsewhere) = these, those
+        stays = (first > other) | ((first == other) & (place < elsewhere))
+        runner_up = jnp.maximum(jnp.minimum(first, other), jnp.maximum(second, another))
+        return jnp.maximum(first, other), runner_up, jnp.where(stays, place, elsewhere)
+
+    nowhere = jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)
+    first_BT, second_BT, place_BT = lax.reduce(pairs, (lowest, lowest, nowhere), larger, (2,))
+    return first_BT, second_BT, place_BT
 
 
 def sample(probs_BV: Float[Array, "B V"], keys_B: Keys, draws: Draws = Draws.ANY) -> Int[Array, "B"]:
@@ -156,20 +183,6 @@ def _keep_top_p(probs_BTV: Float[Array, "B T V"], top_p_B: Float[Array, "B"]) ->
     threshold = _largest_threshold(enough, probs_BTV.shape[:-1])
     kept = jnp.where(order >= threshold[..., None], probs_BTV, 0.0)
     return jnp.where(wanted[..., None] < 1, kept / jnp.sum(kept, axis=-1, keepdims=True), probs_BTV)
-
-
-def _largest(x_BTV: Float[Array, "B T V"]) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
-    """The largest entry of each row and the first place that has it, in one pass: over a vocabulary each counts."""
-
-    def better(these: tuple[Array, Array], those: tuple[Array, Array]) -> tuple[Array, Array]:
-        (value, index), (other, another) = these, those
-        stays = (value > other) | ((value == other) & (index < another))
-        return jnp.where(stays, value, other), jnp.where(stays, index, another)
-
-    axis, index_BTV = x_BTV.ndim - 1, lax.broadcasted_iota(jnp.int32, x_BTV.shape, x_BTV.ndim - 1)
-    none = jnp.asarray(-jnp.inf, x_BTV.dtype), jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32)
-    value_BT, index_BT = lax.reduce((x_BTV, index_BTV), none, better, (axis,))
-    return value_BT, index_BT
 
 
 def _ordered(x: Float[Array, "..."]) -> Int[Array, "..."]:

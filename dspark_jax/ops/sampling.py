@@ -71,7 +71,9 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw) -> Float[Arra
         centred = logits_BTV - jnp.max(logits_BTV, axis=-1, keepdims=True)
         scaled = centred / jnp.where(temperature > 0, temperature, 1.0)
         scaled = choose.filter(jnp.any(law.top_k_B > 0), lambda: _keep_top_k(scaled, law.top_k_B), lambda: scaled)
-        probs = jax.nn.softmax(scaled, axis=-1)
+        # What the softmax would take off is 0, and looking for it is one more pass over the vocabulary.
+        weights = jnp.exp(scaled)
+        probs = weights / jnp.sum(weights, axis=-1, keepdims=True)
         probs = choose.filter(jnp.any(law.top_p_B < 1), lambda: _keep_top_p(probs, law.top_p_B), lambda: probs)
         return jnp.where(temperature > 0, probs, greedy)
 

@@ -167,7 +167,6 @@ class Load:
             max_len=self._max_len,
             dtype=jnp.dtype(self.model.dtype),
             elastic=False,
-            ahead=self.model.rounds_ahead,
         )
 
 

@@ -47,7 +47,7 @@ def prefilled(
     samplings = [*samplings, *[Sampling()] * padding]
     state = programs.empty(size, span)
     lengths = [len(prompt) - 1 for prompt in prompts]
-    for start_B, chunk in prefill_chunks(lengths, span):
+    for start_B, chunk in prefill_chunks(lengths, span, programs.passes):
         window_BN = np.zeros((size, chunk + 1), np.int32)
         for row, (prompt, start) in enumerate(zip(prompts, start_B, strict=True)):
             piece = prompt[start : start + chunk + 1]

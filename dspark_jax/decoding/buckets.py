@@ -1,7 +1,8 @@
 """The few shapes a decode state takes, and the device functions that move rows between them."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,22 @@ from dspark_jax.decoding.round import DecodeState
 from dspark_jax.nn.cache import Cache
 
 SMALLEST_SPAN = 256
-CHUNKS = (32, 128, 512)
 _TILE = 128
+
+
+class Passes(NamedTuple):
+    """How prompts are cut for a device."""
+
+    sizes: tuple[int, ...]
+    """Tokens of a pass, falling: a compiled program each."""
+    cost: int
+    """Tokens that take as long as one pass more does."""
+
+
+FEW_PASSES = Passes(sizes=(512, 128, 32), cost=512)
+"""Where a launch takes as long as many tokens."""
+LITTLE_PADDING = Passes(sizes=(512, 128, 64, 32), cost=35)
+"""Where every token counts. On two CPU cores a pass of n tokens of the default model took as long as n + 35."""
 
 
 def row_bucket(rows: int, max_batch: int) -> int:
@@ -51,20 +66,32 @@ def whole_span(max_len: int, block: int) -> int:
     return span if span < SMALLEST_SPAN else -(-span // _TILE) * _TILE
 
 
-def prefill_chunks(lengths: Sequence[int], span: int) -> list[tuple[np.ndarray, int]]:
+def prefill_chunks(lengths: Sequence[int], span: int, passes: Passes) -> list[tuple[np.ndarray, int]]:
     """(start of each row, chunk length) of the passes that take in prompts of these lengths.
 
     Rows that end early redo their last window, which writes the same entries again; a chunk never reaches past the
     span. A row shorter than its chunk has scratch after its end.
     """
-    lengths_B, longest = np.asarray(lengths), max(lengths)
+    lengths_B = np.asarray(lengths)
+    sizes = tuple(sorted({min(size, span) for size in passes.sizes}, reverse=True))
+    whole, rest = divmod(max(lengths), sizes[0])
     chunks, done = [], 0
-    while done < longest:
-        fitting = [chunk for chunk in CHUNKS if chunk >= longest - done]
-        size = min(*fitting[:1], CHUNKS[-1], span)
+    for size in sizes[:1] * whole + _cheapest_cover(rest, Passes(sizes, passes.cost)):
         chunks.append((np.maximum(np.minimum(done, lengths_B - size), 0).astype(np.int32), size))
         done += size
     return chunks
+
+
+@cache
+def _cheapest_cover(tokens: int, passes: Passes) -> tuple[int, ...]:
+    """Sizes of passes, falling, that take in so many tokens."""
+    if tokens <= 0:
+        return ()
+    covers = [
+        (size, *_cheapest_cover(tokens - size, Passes(passes.sizes[index:], passes.cost)))
+        for index, size in enumerate(passes.sizes)
+    ]
+    return min(covers, key=lambda cover: sum(cover) + passes.cost * len(cover))
 
 
 def regroup(state: DecodeState, picked_B: Int[Array, "B"], span: int) -> DecodeState:

@@ -1,12 +1,11 @@
 """Offline generation: continuous batching of many prompts through one set of slots."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
-from dspark_jax.decoding.slots import DecodeSlots, Flight, Sampling, SlotRound
+from dspark_jax.decoding.slots import DecodeSlots, Sampling, SlotRound
 from dspark_jax.decoding.stats import DecodeStats
 
 
@@ -52,15 +51,14 @@ def generate(
 ) -> Iterator[Completion]:
     """Completions in the order in which they finish. Jobs are drawn as slots become free.
 
-    Free slots are refilled an eighth of the batch at a time, since requests prefill faster together. The next round is
-    on the device while the host reads the last one; a request that turns out to be finished rides along once more and
-    what that gives is dropped. `observe` is told every round of every job, the one that ends it included. Raises
-    ValueError for a job the slots cannot hold. Slots are released when the iterator is closed early.
+    Free slots are refilled an eighth of the batch at a time, since requests prefill faster together. Where the slots
+    keep rounds on the device while the host reads the one before, a request that turns out to be finished rides along
+    in these and what that gives is dropped. `observe` is told every round of every job, the one that ends it included.
+    Raises ValueError for a job the slots cannot hold. Slots are released when the iterator is closed early.
     """
     waiting = iter(jobs)
     running: dict[int, _Running] = {}
     refill = max(1, slots.max_batch // 8)
-    flights: deque[Flight] = deque()
     try:
         while True:
             if slots.free >= refill or not running:
@@ -69,22 +67,18 @@ def generate(
                 for handle, job in zip(handles, batch, strict=True):
                     room = slots.max_len - len(job.prompt)
                     running[handle] = _Running(job=job, budget=min(job.max_new_tokens, room))
-            if running:
-                flights.append(slots.start())
-            elif not flights:
+            if not running:
                 return
-            if len(flights) > 1 or not running:
-                for out in slots.finish(flights.popleft()):
-                    if observe is not None:
-                        observe(running[out.handle].job, out)
-                    completion = _advance(running[out.handle], out)
-                    if completion:
-                        del running[out.handle]
-                        slots.release(out.handle)
-                        yield completion
+            for out in slots.step():
+                if observe is not None:
+                    observe(running[out.handle].job, out)
+                completion = _advance(running[out.handle], out)
+                if completion:
+                    del running[out.handle]
+                    slots.release(out.handle)
+                    yield completion
     finally:
-        for flight in flights:
-            slots.finish(flight)
+        slots.drain()
         for handle in running:
             slots.release(handle)
 

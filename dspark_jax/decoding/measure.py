@@ -1,6 +1,5 @@
 """Measures the step curve: rounds of every plan that the two-step scheduler may choose, in every state it may hold."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from dspark_jax.decoding.buckets import SMALLEST_SPAN, row_bucket, whole_span
 from dspark_jax.decoding.confidence import Estimator
@@ -63,7 +63,7 @@ def measure(
     compiled: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[Shape, float]]:
-    """The median round, drafting included, of every plan for states of this shape.
+    """Seconds of a round, drafting included, of every plan for states of this shape.
 
     `estimator`: what rounds that rank drafts read confidences with; the head alone by default. On an accelerator
     rounds are timed as they are served, a few in a row, each read while the next one runs: how long one alone takes is
@@ -92,17 +92,29 @@ def measure(
         verified = ran_rows + int(np.sum(out.verified_B))
         return after, Shape(ran_rows, after.cache.span, verified, width - 1), seconds
 
-    times: dict[Shape, list[float]] = {}
-    there = list(guides)
-    # Plans take turns, there and back, so that a machine that slows down or speeds up meanwhile favours none.
-    for plan in there:
+    shapes: dict[RoundPlan, Shape] = {}
+    for plan in guides:
         # The first time allocates.
-        state, _, _ = run(plan)
-    for plan in (there + there[::-1]) * repeats:
-        state, shape, seconds = run(plan)
-        times.setdefault(shape, []).append(seconds)
-    for shape, taken in times.items():
-        yield shape, statistics.median(taken)
+        state, shapes[plan], _ = run(plan)
+    turns: list[dict[RoundPlan, float]] = []
+    for turn in range(2 * repeats):
+        # There and back, so that a machine that slows down or speeds up meanwhile favours none.
+        turns.append({})
+        for plan in list(guides)[:: -1 if turn % 2 else 1]:
+            state, shapes[plan], turns[-1][plan] = run(plan)
+    seconds_NP = np.array([[turn[plan] for plan in guides] for turn in turns])
+    yield from zip(shapes.values(), typical_seconds(seconds_NP).tolist(), strict=True)
+
+
+def typical_seconds(seconds_NP: Float[np.ndarray, "N P"]) -> Float[np.ndarray, "P"]:
+    """What each of P kinds of round takes, of N turns in which each ran once.
+
+    The median is of how a round compares with its turn, since others on the machine slow whole turns down: so the
+    proportions of rounds came out half as scattered on a busy CPU as by the median of seconds.
+    """
+    logs_NP = np.log(seconds_NP)
+    pace_N1 = logs_NP.mean(axis=1, keepdims=True)
+    return np.exp(np.median(logs_NP - pace_N1, axis=0) + np.median(pace_N1))
 
 
 def profile(
@@ -139,7 +151,7 @@ def profile(
         ),
         max_batch=max_batch,
         spans=spans,
-        method=f"median of {2 * repeats} {what}, all kinds in turn, after one of each that warms up",
+        method=f"median of {2 * repeats} {what} beside their turn's mean, all kinds in turn, after one that warms up",
         watch=watch,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.stages import Compiled, Lowered
 
 from dspark_jax.core.arrays import Array, DType
-from dspark_jax.decoding.buckets import insert, regroup
+from dspark_jax.decoding.buckets import FEW_PASSES, LITTLE_PADDING, insert, regroup
 from dspark_jax.decoding.round import DecodeState, RoundOutput, RoundPlan, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import Guide
 from dspark_jax.drafters.base import Drafter
@@ -77,6 +77,7 @@ class Programs:
         self._weights, treedef = jax.tree.flatten((target, drafter))
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
         self.branch_free = all(device.platform != "cpu" for device in where.device_set)
+        self.passes = FEW_PASSES if self.branch_free else LITTLE_PADDING
         # Reading confidences adds kernels to a round; on a CPU it is the further programs that cost.
         self.spares_reading = self.branch_free
         # On a GPU the host would wait for the device in the middle of a round to hear which branch it is.

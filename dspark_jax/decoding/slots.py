@@ -39,8 +39,9 @@ class DecodeSlots:
     A request may hold at most `max_len` tokens, prompt included. With `elastic` the state follows what is live;
     without, it has the full batch and span from the start, which offline work on an accelerator prefers: there a
     compiled program costs more than the rows it saves. `curve` is what EarlyStop and TwoStep decide by. `ahead`: rounds
-    that `step` keeps on the device while the host reads the one before; a request's last round is then followed by as
-    many that give it nothing. `watch` hears, while `warm_up` compiles, how many rounds are done, of how many.
+    that `step` keeps on the device while the host reads the one before, by default one, and none on a CPU, where the
+    two would share the cores; a request's last round is then followed by as many that give it nothing. `watch` hears,
+    while `warm_up` compiles, how many rounds are done, of how many.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class DecodeSlots:
         rule: Rule = Rule.TOKEN,
         dtype: DType = jnp.float32,
         elastic: bool = True,
-        ahead: int = 0,
+        ahead: int | None = None,
         watch: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.max_batch, self.max_len, self.block_size = max_batch, max_len, drafter.block_size
@@ -68,9 +69,10 @@ class DecodeSlots:
         self._row_of: dict[int, int] = {}
         self._state: DecodeState | None = None
         self._handles = self._idle_rounds = 0
-        self._ahead, self._flights = ahead, deque[Flight]()
         self._rule, self._watch = rule, watch
         self.programs = Programs(target, drafter, dtype=dtype)
+        self._ahead = int(self.programs.branch_free) if ahead is None else ahead
+        self._flights = deque[Flight]()
         self.schedule(policy or FixedLength(), curve=curve, estimator=estimator)
 
     @property

@@ -74,11 +74,6 @@ class LoadedModel:
         """`fitted`, for the slots."""
         return None if self.fitted is None else self.fitted.on_device()
 
-    @property
-    def rounds_ahead(self) -> int:
-        """Rounds that run while the host reads the one before. On a CPU the two would share the cores."""
-        return 0 if jax.default_backend() == "cpu" else 1
-
     def served(self, engine: Engine) -> Served:
         """What requests to an engine of this model are checked against."""
         return Served(
@@ -120,7 +115,6 @@ class LoadedModel:
                 # Reading confidences costs a little; only policies that look at them pay it.
                 estimator=None if isinstance(scheduling.policy, FixedLength) else self.estimator,
                 dtype=jnp.dtype(self.dtype),
-                ahead=self.rounds_ahead,
                 watch=watch,
             )
             return slots if online is None else RefittingSlots(slots, online)

@@ -100,7 +100,8 @@ class Attention(nnx.Module):
         return rotate(k, positions_BT, self.spec.rope).swapaxes(1, 2), v.swapaxes(1, 2)
 
     def output(self, mixed_BTHC: Float[Array, "B T H C"]) -> Float[Array, "B T D"]:
-        # One contracted dimension: with two XLA may order them as the other operand lies, and copy the weights for it.
+        # Contracted over one dimension, with results in the order of x's and the weights' own: else XLA copies weights,
+        # transposed, in every pass (13 % of a small model's step on a CPU, 6 % of a 4B one's on a GPU).
         flat_BTW = mixed_BTHC.reshape(*mixed_BTHC.shape[:2], -1)
         return jnp.einsum("btw,wd->btd", flat_BTW, self.o[...].reshape(-1, self.spec.d_model))
 

@@ -77,6 +77,7 @@ def law_probs(logits_BTV: Float[Array, "B T V"], law: SamplingLaw, peaks: Peaks 
         centred = logits_BTV - largest_BT[..., None]
         scaled = centred / jnp.where(temperature > 0, temperature, 1.0)
         scaled = choose.filter(jnp.any(law.top_k_B > 0), lambda: _keep_top_k(scaled, law.top_k_B), lambda: scaled)
+        # What the softmax would take off is 0, and looking for it is one more pass over the vocabulary.
         weights = jnp.exp(scaled)
         probs = weights / jnp.sum(weights, axis=-1, keepdims=True)
         probs = choose.filter(jnp.any(law.top_p_B < 1), lambda: _keep_top_p(probs, law.top_p_B), lambda: probs)

@@ -1,5 +1,6 @@
 """Continuous batching over scripted slots: budgets, stops, order, and slots that are always given back."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,13 +19,22 @@ class Scripted(DecodeSlots):
     max_batch: int = 2
     max_len: int = 100
     burst: int = 3
-    flying: int = 0
+    ahead: int = 1
     running: dict[int, int] = field(default_factory=dict)
     admitted: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
     def __post_init__(self):
-        self.block_size = 4
+        self.block_size, self.planned, self.read = 4, [], 0
+        self._flights, self._ahead = deque(), self.ahead
+
+    @property
+    def _row_of(self):
+        return self.running
+
+    @property
+    def flying(self):
+        return len(self._flights)
 
     @property
     def live(self):
@@ -63,11 +73,11 @@ class Scripted(DecodeSlots):
                     evidence=(),
                 )
             )
-        self.flying += 1
+        self.planned.append(self.read)
         return rounds
 
     def finish(self, flight):
-        self.flying -= 1
+        self.read += 1
         return [out for out in flight if out.handle in self.running]
 
 
@@ -101,9 +111,10 @@ def test_the_slots_length_is_a_budget_too():
     assert (done.tokens, done.finish) == ((11, 12, 13, 14, 15), "length")
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
 @pytest.mark.parametrize("max_batch", [1, 3, 16])
-def test_every_job_is_completed_once_and_every_slot_given_back(max_batch):
-    slots = Scripted(max_batch=max_batch)
+def test_every_job_is_completed_once_and_every_slot_given_back(max_batch, ahead):
+    slots = Scripted(max_batch=max_batch, ahead=ahead)
     jobs = [job(100 * i, 1 + i * 5 % 11, tag=i) for i in range(20)]
     done = list(generate(slots, jobs))
     assert sorted(completion.job.tag for completion in done) == list(range(20))
@@ -122,6 +133,13 @@ def test_an_observer_is_told_every_round_up_to_the_one_that_ends_the_job():
         assert len(rounds) == completion.stats.rounds
         tokens = [token for out in rounds for token in out.tokens]
         assert tuple(tokens[: len(completion.tokens)]) == completion.tokens
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_round_is_planned_when_all_but_the_slots_own_rounds_ahead_are_read(ahead):
+    slots = Scripted(ahead=ahead)
+    list(generate(slots, [job(0, 12)]))
+    assert slots.planned[:4] == [max(0, round_ - ahead) for round_ in range(4)]
 
 
 def test_short_jobs_overtake_long_ones():

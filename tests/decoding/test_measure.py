@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.fingerprint import Fingerprint
-from dspark_jax.decoding.measure import default_spans, fill, plans, profile, row_buckets
+from dspark_jax.decoding.measure import default_spans, fill, plans, profile, row_buckets, typical_seconds
 from dspark_jax.decoding.profile import Shape
 from dspark_jax.decoding.profile_file import load_profile
 from dspark_jax.decoding.programs import Programs
@@ -64,8 +65,17 @@ def test_every_round_is_of_a_full_state_that_samples(measured):
 
 
 def test_the_median_is_taken_after_a_round_that_compiles(measured):
-    assert set(measured.profile.curve.measured.values()) == {7.0}
+    assert list(measured.profile.curve.measured.values()) == pytest.approx([7.0] * 4)
     assert "median of 6" in measured.profile.method
+
+
+def test_neither_a_slow_turn_nor_a_round_that_was_held_up_favours_a_plan():
+    true_P, pace_N = np.array([1.0, 3.0, 4.0]), np.array([1.0, 1.0, 2.0, 4.0, 8.0, 2.0])
+    seconds_NP = pace_N[:, None] * true_P
+    np.testing.assert_allclose(typical_seconds(seconds_NP), 2 * true_P)
+    seconds_NP[0, 1] *= 8
+    found_P = typical_seconds(seconds_NP)
+    np.testing.assert_allclose(found_P / found_P[0], true_P)
 
 
 def test_what_was_measured_is_written_and_nothing_partial_stays(measured, fingerprint):

@@ -194,6 +194,22 @@ def test_where_drafting_is_dear_shorter_blocks_are_drafted_rather_than_ranked():
     assert free.plan(SPAN, told(0.99, 0.99, 0.2, 0.2)).sizes
 
 
+@pytest.mark.parametrize(
+    ("survival", "drafts"),
+    [
+        ((0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1), 3),
+        ((0.55, 0.29, 0.16, 0.11, 0.08, 0.06, 0.05), 2),
+        ((0.3, 0.1, 0.03, 0.01, 0, 0, 0), 0),
+    ],
+)
+def test_where_every_token_costs_the_same_blocks_are_as_short_as_is_best(survival, drafts):
+    """Seconds as of 16 requests on two CPU cores, four tokens to one here."""
+    linear = planner(lambda size, drafts: 0.226 + 0.01 * size + (0.11 + 0.0125 * drafts if drafts else 0.0))
+    requests = told(*[0.5] * ROWS)
+    requests.survival_BK[:] = survival
+    assert linear.plan(SPAN, requests) == RoundPlan(drafts=drafts)
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.floats(0.05, 0.99), min_size=ROWS, max_size=ROWS),

@@ -75,3 +75,16 @@ def test_a_block_adds_attention_then_feed_forward_each_of_a_normed_input(built):
     between = X + mixed
     scaled = jnp.asarray(rms(between) * np.linspace(2, 0.5, 12), jnp.float32)
     np.testing.assert_allclose(out, between + np.asarray(block.mlp(scaled)), atol=1e-5)
+
+
+def test_a_pass_copies_no_weights(built):
+    block = built(lambda: Block(LayerSpec(**SPEC), rngs=nnx.Rngs(0), dtype=jnp.float32))
+
+    def through(block, x_BTD, positions_BT):
+        return block(x_BTD, positions_BT, lambda q, k, v: (q, (k, v)))
+
+    compiled = jax.jit(through).lower(block, jnp.asarray(X), jnp.asarray(POSITIONS)).compile().as_text()
+    assert "dot(" in compiled
+    assert "block.attention.kv" in compiled
+    moves = [line for line in compiled.splitlines() if " copy(" in line or " transpose(" in line]
+    assert [line for line in moves if 'op_name="block.' in line] == []

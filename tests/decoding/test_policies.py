@@ -28,7 +28,7 @@ def curve(seconds, *, rows=(1, 2, 4, 8), span=256):
     return StepCurve({shape: seconds(shape.tokens, shape.drafts) for shape in shapes})
 
 
-MILD = curve(lambda tokens, drafts: 8 + tokens / 4 + drafts / 4)
+MILD = curve(lambda tokens, drafts: 8 + tokens / 3 + drafts / 4)
 POLICIES = {
     "none": FixedLength(length=0),
     "one": FixedLength(length=1),

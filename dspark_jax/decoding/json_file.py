@@ -30,6 +30,10 @@ def number(value: Any) -> float:
 
 
 def shown(value: Any) -> str:
-    """A JSON value for an error message, which a large one must not fill."""
-    text = json.dumps(value)
+    """A JSON value for an error message."""
+    return shortened(json.dumps(value))
+
+
+def shortened(text: str) -> str:
+    """A text for an error message, which a long one must not fill."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.stages import Compiled, Lowered
+from jax.tree_util import PyTreeDef
 
 from dspark_jax.core.arrays import Array, DType
 from dspark_jax.decoding.buckets import insert, regroup
@@ -68,7 +69,8 @@ class Programs:
             drafter = drafter.with_cache_write(writes_suited_to(where))
         self._target = target
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
-        self._weights, self._structure = jax.tree.flatten((target, drafter))
+        self._weights, structure = jax.tree.flatten((target, drafter))
+        self._structure = _first(structure)
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
         self.branch_free = all(device.platform != "cpu" for device in where.device_set)
         # Reading confidences adds kernels to a round; on a CPU it is the further programs that cost.
@@ -136,15 +138,21 @@ class Programs:
 
 
 @cache
+def _first(structure: PyTreeDef) -> PyTreeDef:
+    """The first of its equals: prefills compare it with itself, which takes a tenth of the time."""
+    return structure
+
+
+@cache
 def _jitted(platform: str) -> tuple[Any, Any]:
     """Rounds and prefills. One of each for all models of a process: what is built alike is traced and compiled once."""
 
-    def round_(structure: Any, weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
+    def round_(structure: PyTreeDef, weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
         target, drafter = jax.tree.unflatten(structure, weights)
         return decode_round(target, drafter, plan, state, guide)
 
     def prefill_(
-        structure: Any, weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array
+        structure: PyTreeDef, weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array
     ):
         target, drafter = jax.tree.unflatten(structure, weights)
         return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)

@@ -4,6 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from dspark_jax.core.logs import print_once
 from dspark_jax.training.compile_ahead import compile_ahead
 from dspark_jax.training.config import find_config
 from dspark_jax.training.dry_run import dry_run
@@ -17,6 +18,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def main() -> int | None:
     flags = read_flags()
+    print_once()
     try:
         config = apply_overrides(find_config(flags.config, CONFIGS), flags.set)
         if flags.dry_run:

@@ -98,6 +98,19 @@ def smollm2():
 
 
 @pytest.fixture
+def read_only(monkeypatch):
+    """read_only(folder): nothing can be written there, not even by root, whom modes do not stop."""
+    access = os.access
+
+    def forbid(folder):
+        monkeypatch.setattr(
+            os, "access", lambda path, mode: not Path(path).is_relative_to(folder) and access(path, mode)
+        )
+
+    return forbid
+
+
+@pytest.fixture
 def chat_server():
     """chat_server(reply) -> base address of a server that answers with reply(request's JSON, its headers)."""
     import uvicorn

@@ -63,6 +63,7 @@ def predict(args: argparse.Namespace, say: Say) -> tuple[Path, Profile]:
             method=subject.method,
             predicted=True,
             watch=meter.show,
+            say=say,
         )
     return path, found
 

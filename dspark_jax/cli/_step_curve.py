@@ -33,7 +33,7 @@ def _table(profile: Profile, span: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for rows in sorted({shape.rows for shape in curve.measured if shape.span == span}):
         measured = _quickest(profile, rows, span)
-        times = [f"{1000 * measured[rows * width]:.3g}" for width in widths]
+        times = [f"{1000 * measured[rows * width]:.3g}" if rows * width in measured else "" for width in widths]
         table.add_row(str(rows), *times, *(f"{chosen(profile, rows, span, c) / rows:g}" for c in _CONFIDENCES))
     return table
 

@@ -4,7 +4,6 @@ Decodes the prompts with every draft verified, fits the estimators on half of th
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ from rich.console import Console
 from dspark_jax.cli._meter import Meter
 from dspark_jax.cli._reliability import draw, tables
 from dspark_jax.data.chat import BadRow, Conversation, read_conversations
+from dspark_jax.data.journal import require_writable
 from dspark_jax.decoding.calibration import MIN_OUTCOMES, calibrate
 from dspark_jax.decoding.calibration_file import NAME, Calibration, Measured, write_calibration
 from dspark_jax.decoding.confidence import HEAD_AND_DRAFT, Estimator
 from dspark_jax.decoding.generate import Job, generate
+from dspark_jax.decoding.json_file import read_object
 from dspark_jax.decoding.outcomes import Outcomes
 from dspark_jax.decoding.reliability import report
 from dspark_jax.decoding.scheduler import FixedLength
@@ -68,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(argparse.Namespace(**vars(args) | {"estimator": "raw"}), _say)
     if model.draft is None:
         raise ValueError("there is no drafter to calibrate: give one with --draft")
+    out = model.draft if args.out is None else args.out
+    copied = "copy the drafter to a directory of yours and name that with --draft, or give --out DIR"
+    require_writable(out, copied if args.out is None else "name another directory with --out")
+    replaced = _rounds_of(out / NAME)
     fingerprint = drafter_fingerprint(model.draft)
     outcomes = _decode(model, conversations, args)
     fitting, held_out = outcomes.halves(args.seed)
@@ -96,8 +101,6 @@ def run(args: argparse.Namespace) -> int:
         temperature_K=fits.temperature_K,
         combined=fits.combined,
     )
-    out = model.draft if args.out is None else args.out
-    replaced = _rounds_of(out / NAME)
     path = write_calibration(out, calibration, reports)
     draw(reports, out / FIGURE, f"{model.draft.name}, temperature {args.temperature:g}, held-out prompts")
     console = Console()
@@ -118,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
 def _rounds_of(path: Path) -> int | None:
     """What the calibration that is there was fitted on; None where there is none that says so."""
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["measured"]["rounds"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(read_object(path, "it is replaced")["measured"]["rounds"])
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
 
 

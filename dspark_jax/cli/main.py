@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dspark_jax.core.logs import print_once
+
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
@@ -32,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"dspark_jax.cli.{argv[0]}")
     module.add_arguments(parsers[argv[0]])
     args = parser.parse_args(argv)
+    print_once()
     try:
         return module.run(args)
     except OSError as error:

@@ -22,7 +22,7 @@ from dspark_jax.decoding.programs import Programs
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
-from dspark_jax.engine.scheduling import add_rule_argument, profile_path
+from dspark_jax.engine.scheduling import add_rule_argument, profile_path, require_kept
 
 _SMALLEST = 16
 
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_kept(args.out)
     if args.topology is not None:
         from dspark_jax.cli._predict import predict
 
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             repeats=args.repeats,
             watch=meter.show,
             compiled=lambda done, total: meter.note(f"{done} of the next {total} compiled"),
+            say=_say,
         )
     _report(path, found)
     return 0

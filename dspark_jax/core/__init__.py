@@ -1,1 +1,1 @@
-"""Array types and the device mesh."""
+"""Array types, the device mesh, and the lines of other libraries."""

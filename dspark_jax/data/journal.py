@@ -78,6 +78,15 @@ def make_room(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
+def require_writable(folder: Path, remedy: str) -> None:
+    """OSError with the remedy, before any work is done, where no file can be made in a folder (which may be new)."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
+    if not os.path.isdir(there):
+        raise NotADirectoryError(f"{there} is a file, not a folder: {remedy}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{there} cannot be written: {remedy}")
+
+
 def _lock(file: BinaryIO, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

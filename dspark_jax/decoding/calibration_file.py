@@ -12,6 +12,7 @@ from jaxtyping import Float
 from dspark_jax.data.journal import write_whole
 from dspark_jax.decoding.confidence import HEAD_AND_DRAFT
 from dspark_jax.decoding.fitted import Fitted
+from dspark_jax.decoding.json_file import number, read_object, shown
 from dspark_jax.decoding.reliability import Quality, Report
 
 NAME = "calibration.json"
@@ -19,6 +20,8 @@ VERSION = 1
 EstimatorName = Literal["sts", "combined", "raw"]
 
 _AGAIN = "run `dspark calibrate` again"
+# Devices compute with float32, where what is larger is infinite.
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +93,14 @@ def read_calibration(path: Path, *, fingerprint: str, block_size: int) -> Calibr
     use = file.get("estimator")
     if use not in get_args(EstimatorName):
         raise file.wrong("estimator", use, f"one of {', '.join(get_args(EstimatorName))}")
+    temperature_K = file.temperatures("sts_temperatures", block_size)
+    if use == "sts" and temperature_K is None:
+        raise file.wrong("sts_temperatures", None, "the temperatures that its estimator sts takes")
     return Calibration(
         fingerprint=fingerprint,
         use=use,
         measured=file.measured(),
-        temperature_K=file.temperatures("sts_temperatures", block_size),
+        temperature_K=temperature_K,
         combined=file.estimator("combined", block_size),
     )
 
@@ -103,14 +109,7 @@ class _File:
     """The fields of the JSON object in a file; what is wrong with one is said with its name."""
 
     def __init__(self, path: Path):
-        self._path = path
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not valid JSON ({error}): {_AGAIN}") from None
-        if not isinstance(fields, dict):
-            raise ValueError(f"{path} holds a JSON {type(fields).__name__}, not an object: {_AGAIN}")
-        self._fields: dict[str, Any] = fields
+        self._path, self._fields = path, read_object(path, _AGAIN)
 
     def get(self, name: str) -> Any:
         """A field by dotted path."""
@@ -122,12 +121,12 @@ class _File:
         return value
 
     def wrong(self, name: str, value: Any, wanted: str) -> ValueError:
-        return ValueError(f"{self._path}: {name} is {json.dumps(value)}, not {wanted}: {_AGAIN}")
+        return ValueError(f"{self._path}: {name} is {shown(value)}, not {wanted}: {_AGAIN}")
 
     def expect(self, name: str, expected: Any, remedy: str) -> None:
         found = self.get(name)
         if type(found) is not type(expected) or found != expected:
-            raise ValueError(f"{self._path}: {name} is {json.dumps(found)} and {json.dumps(expected)} here: {remedy}")
+            raise ValueError(f"{self._path}: {name} is {shown(found)} and {shown(expected)} here: {remedy}")
 
     def estimator(self, name: str, block_size: int) -> Fitted:
         return Fitted(
@@ -140,28 +139,36 @@ class _File:
         if value is None:
             return None
         temperature_K = self._numbers(name, (block_size,))
-        if not (temperature_K > 0).all():
+        if not (temperature_K > 1 / _LARGEST).all():
             raise self.wrong(name, value, "temperatures above 0")
         return temperature_K
 
     def measured(self) -> Measured:
         temperature = float(self._numbers("measured.temperature", ()))
+        if temperature < 0:
+            raise self.wrong("measured.temperature", temperature, "a number from 0 up")
         counts = {name: self.get(f"measured.{name}") for name in ("prompts", "rounds", "max_new_tokens", "seed")}
         for name, value in counts.items():
-            if type(value) is not int:
-                raise self.wrong(f"measured.{name}", value, "a whole number")
+            if type(value) is not int or value < 0:
+                raise self.wrong(f"measured.{name}", value, "a whole number from 0 up")
         return Measured(temperature=temperature, **counts)
 
     def _numbers(self, name: str, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         value = self.get(name)
         try:
-            numbers = np.asarray(value, np.float64)
-        except (TypeError, ValueError):
+            numbers = np.asarray(_each(value), np.float64)
+        except (ValueError, RecursionError):
+            # Lists of several lengths, or far too many within each other.
             numbers = np.full(shape, np.nan)
-        if numbers.shape != shape or not np.isfinite(numbers).all():
+        if numbers.shape != shape or not (np.abs(numbers) < _LARGEST).all():
             size = " by ".join(map(str, shape))
             raise self.wrong(name, value, f"{size} finite numbers" if shape else "a finite number")
         return numbers
+
+
+def _each(value: Any) -> Any:
+    """The numbers of lists within lists."""
+    return [_each(each) for each in value] if isinstance(value, list) else number(value)
 
 
 def _summary(quality: Quality) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding
 
 from dspark_jax.core.arrays import DType
+from dspark_jax.decoding.json_file import shortened
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.drafters.base import Drafter
 from dspark_jax.targets.model import Target
@@ -71,7 +72,7 @@ class Fingerprint:
         """The first field that differs, with both values, `other`'s second; empty where none does."""
         for name, mine in asdict(self).items():
             if (theirs := getattr(other, name)) != mine:
-                return f"its {name} is {mine}, and here it is {theirs}"
+                return f"its {name} is {shortened(str(mine))}, and here it is {theirs}"
         return ""
 
 

@@ -26,6 +26,9 @@ REPEATS = 5
 _IN_A_ROW = 16
 PARTIAL = ".partial"
 
+_AND = "; also "
+
+Say = Callable[[str], None]
 Watch = Callable[[int], None]
 """Hears how many rounds have been measured."""
 
@@ -127,12 +130,14 @@ def profile(
     repeats: int = REPEATS,
     watch: Watch = lambda done: None,
     compiled: Callable[[int, int], None] = lambda done, total: None,
+    say: Say = lambda line: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Measures all states of up to max_batch rows, and writes `path`. `compiled` hears how many programs of a state are
     done, of how many, before it is measured.
 
-    What an interrupted run of the same method measured lies beside `path` and is not measured again.
+    What an interrupted run of the same method measured lies beside `path` and is not measured again. Other states that
+    `path` knows stay, and `say` hears of it.
     """
     in_a_row = _in_a_row(programs)
     what = "rounds" if in_a_row == 1 else f"runs of {in_a_row} rounds"
@@ -153,6 +158,7 @@ def profile(
         spans=spans,
         method=f"median of {2 * repeats} {what} beside their turn's mean, all kinds in turn, after one that warms up",
         watch=watch,
+        say=say,
     )
 
 
@@ -166,10 +172,21 @@ def fill(
     method: str,
     predicted: bool = False,
     watch: Watch = lambda done: None,
+    say: Say = lambda line: None,
 ) -> Profile:
-    """Gathers the rounds of every (rows, span), small states first, in a file that takes `path`'s place at the end."""
+    """Gathers the rounds of every (rows, span), small states first, in a file that takes `path`'s place at the end.
+
+    ValueError where `path` is no step curve of this fingerprint: it is not written over.
+    """
     partial = path.with_name(path.name + PARTIAL)
-    measured = _already(partial, fingerprint, method, predicted)
+    before = _read(path, fingerprint, "name another file with --out")
+    if before is not None and before.predicted != predicted:
+        kind = "predicted, not measured" if before.predicted else "measured, not predicted"
+        raise ValueError(f"{path} was {kind}: remove it, or name another file with --out")
+    interrupted = _read(partial, fingerprint, "remove what an interrupted run left there")
+    measured: dict[Shape, float] = {}
+    if interrupted is not None and (interrupted.method, interrupted.predicted) == (method, predicted):
+        measured |= interrupted.curve.measured
     done = 0
     for rows, span in states(max_batch, spans):
         if any((shape.rows, shape.span) == (rows, span) for shape in measured):
@@ -183,23 +200,33 @@ def fill(
             watch(done)
         measured |= found
         save_profile(partial, _profile(fingerprint, measured, method, predicted))
+    result = _profile(fingerprint, measured, method, predicted)
+    if before is not None:
+        result = _merged(before, result)
     wanted = set(states(max_batch, spans))
-    whole = {shape: seconds for shape, seconds in measured.items() if (shape.rows, shape.span) in wanted}
-    result = _profile(fingerprint, whole, method, predicted)
+    if others := sum((shape.rows, shape.span) not in wanted for shape in result.curve.measured):
+        say(f"{path} keeps {others} other kinds of round that earlier runs left.")
     save_profile(path, result)
     partial.unlink(missing_ok=True)
     return result
 
 
-def _already(partial: Path, fingerprint: Fingerprint, method: str, predicted: bool) -> dict[Shape, float]:
-    """What an interrupted run left; nothing where it went about it in another way."""
-    if not partial.exists():
-        return {}
+def _read(path: Path, fingerprint: Fingerprint, remedy: str) -> Profile | None:
+    """What lies there already; None where there is nothing. ValueError where it is of no use."""
+    if not path.exists():
+        return None
     try:
-        found = load_profile(partial, fingerprint, predicted=True)
+        return load_profile(path, fingerprint, predicted=True)
     except ValueError as error:
-        raise ValueError(f"{error}, or remove what an interrupted run left there") from None
-    return dict(found.curve.measured) if (found.method, found.predicted) == (method, predicted) else {}
+        raise ValueError(f"{error}, or {remedy}") from None
+
+
+def _merged(old: Profile, new: Profile) -> Profile:
+    """The new one with the states that only the old one has."""
+    renewed = {(shape.rows, shape.span) for shape in new.curve.measured}
+    kept = {shape: s for shape, s in old.curve.measured.items() if (shape.rows, shape.span) not in renewed}
+    methods = (new.method, *(old.method.split(_AND) if kept else ()))
+    return replace(new, curve=StepCurve(kept | dict(new.curve.measured)), method=_AND.join(dict.fromkeys(methods)))
 
 
 def _profile(fingerprint: Fingerprint, measured: dict[Shape, float], method: str, predicted: bool) -> Profile:

@@ -31,6 +31,12 @@ class StepCurve:
             raise ValueError("step curve: it has no measured rounds")
         if not all(np.isfinite(seconds) and seconds > 0 for seconds in self.measured.values()):
             raise ValueError("step curve: the seconds of a round must be positive numbers")
+        states = {(shape.rows, shape.span) for shape in self.measured}
+        drafting = {(shape.rows, shape.span, shape.drafts > 0) for shape in self.measured}
+        for rows, span in states:
+            for drafts, kind in ((True, "with drafts"), (False, "without drafts")):
+                if (rows, span, drafts) not in drafting:
+                    raise ValueError(f"step curve: no round {kind} was measured for {rows} rows of {span} positions")
 
     def seconds(self, rows: int, span: int, tokens: int, drafts: int) -> float:
         """Seconds of a round of this shape."""
@@ -59,9 +65,6 @@ class StepCurve:
         )
         if any((size, made) == (tokens, drafts) for size, _, made in points):
             points = [point for point in points if point[2] == drafts]
-        if not points:
-            kind = "with drafts" if drafts else "without drafts"
-            raise ValueError(f"step curve: no round {kind} was measured for {rows} rows of {span} positions")
         worst = 0.0
         for size, seconds, _ in points:
             worst = max(worst, seconds)

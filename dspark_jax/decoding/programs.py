@@ -4,11 +4,13 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.stages import Compiled, Lowered
+from jax.tree_util import PyTreeDef
 
 from dspark_jax.core.arrays import Array, DType
 from dspark_jax.decoding.buckets import FEW_PASSES, LITTLE_PADDING, insert, regroup
@@ -74,7 +76,8 @@ class Programs:
         where = jax.tree.leaves(target)[0].sharding
         self._target = target
         # Flattened once: walking a tree of modules costs more than a small model's round on an accelerator.
-        self._weights, treedef = jax.tree.flatten((target, drafter))
+        self._weights, structure = jax.tree.flatten((target, drafter))
+        self._structure = _first(structure)
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
         self.branch_free = all(device.platform != "cpu" for device in where.device_set)
         self.passes = FEW_PASSES if self.branch_free else LITTLE_PADDING
@@ -84,18 +87,9 @@ class Programs:
         self.switches = all(device.platform != "gpu" for device in where.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
 
-        def round_(weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
-            target, drafter = jax.tree.unflatten(treedef, weights)
-            return decode_round(target, drafter, plan, state, guide)
-
-        def prefill_(weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array):
-            target, drafter = jax.tree.unflatten(treedef, weights)
-            return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
-
-        options = compiler_options(next(iter(self._weights[0].sharding.device_set)).platform)
         self._compiled: dict[tuple[RoundShape, _GuideShape], Compiled] = {}
-        self._round = jax.jit(round_, static_argnums=1, donate_argnums=2, compiler_options=options)
-        self._prefill = jax.jit(prefill_, donate_argnums=1, compiler_options=options)
+        platform = next(iter(self._weights[0].sharding.device_set)).platform
+        self._round, self._prefill = _jitted(platform)
         self.regroup = jax.jit(regroup, static_argnums=2)
         self.insert = jax.jit(insert, donate_argnums=0)
         self.empty = jax.jit(lambda batch, span: init_state(target, drafter, batch, span, dtype), static_argnums=(0, 1))
@@ -143,11 +137,39 @@ class Programs:
 
     def lower(self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws) -> Lowered:
         """The program of a round, ahead of time: target, drafter, state and guide may all be shapes with shardings."""
-        return self._round.lower(self._weights, plan, replace(state, law=replace(state.law, draws=draws)), guide)
+        state = replace(state, law=replace(state.law, draws=draws))
+        return self._round.lower(self._structure, self._weights, plan, state, guide)
 
     def prefill(self, state: DecodeState, window_BN: np.ndarray, start_B: np.ndarray, count_B: np.ndarray):
         """`round.prefill` of tokens and the tokens that follow them, as one window a row."""
-        return self._prefill(self._weights, state, window_BN, start_B, count_B)
+        return self._prefill(self._structure, self._weights, state, window_BN, start_B, count_B)
+
+
+@cache
+def _first(structure: PyTreeDef) -> PyTreeDef:
+    """The first of its equals: prefills compare it with itself, which takes a tenth of the time."""
+    return structure
+
+
+@cache
+def _jitted(platform: str) -> tuple[Any, Any]:
+    """Rounds and prefills. One of each for all models of a process: what is built alike is traced and compiled once."""
+
+    def round_(structure: PyTreeDef, weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
+        target, drafter = jax.tree.unflatten(structure, weights)
+        return decode_round(target, drafter, plan, state, guide)
+
+    def prefill_(
+        structure: PyTreeDef, weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array
+    ):
+        target, drafter = jax.tree.unflatten(structure, weights)
+        return prefill(target, drafter, state, window_BN[:, :-1], window_BN[:, 1:], start_B, count_B)
+
+    options = compiler_options(platform)
+    return (
+        jax.jit(round_, static_argnums=(0, 2), donate_argnums=3, compiler_options=options),
+        jax.jit(prefill_, static_argnums=0, donate_argnums=2, compiler_options=options),
+    )
 
 
 _GuideShape = tuple[tuple[int, ...], bool]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.data.journal import require_writable
 from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.fitted import Fitted
@@ -22,6 +23,7 @@ from dspark_jax.engine.engine import Engine, Slots
 from dspark_jax.engine.openai import Served
 from dspark_jax.engine.refitting import RefittingSlots
 from dspark_jax.engine.scheduling import (
+    MEASURE,
     NO_FLAGS,
     Scheduling,
     Subject,
@@ -29,10 +31,11 @@ from dspark_jax.engine.scheduling import (
     check_scheduling,
     choose_scheduling,
     knows_chances,
+    require_kept,
 )
 from dspark_jax.interop import huggingface
 from dspark_jax.interop.drafters import check_drafter, load_drafter
-from dspark_jax.interop.smollm2 import cache_root
+from dspark_jax.interop.smollm2 import WRITABLE_CACHE, cache_root
 from dspark_jax.targets.model import Target
 
 DEFAULT_TARGET = "smollm2_135m"
@@ -185,6 +188,8 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         fitted = load_estimator(args.estimator, draft, draft_config.block_size, say)
     confident = knows_chances(draft_config, calibrated=fitted is not None)
     check_scheduling(args, block=0 if draft_config is None else draft_config.block_size, confident=confident)
+    if args.step_curve == MEASURE:
+        require_kept()
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
     say(f"Loading the target from {directory} ({dtype}) ...")
@@ -226,9 +231,10 @@ def remember_compilations(say: Say) -> None:
         return
     directory = cache_root() / "compiled"
     try:
+        require_writable(directory, WRITABLE_CACHE)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        say(f"Compiled programs are not kept: {directory} cannot be written ({error.strerror}).")
+        say(f"Compiled programs are not kept: {error}.")
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

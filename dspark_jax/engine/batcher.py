@@ -23,8 +23,14 @@ class Batcher(Generic[Job]):
         self._changed = threading.Condition()
 
     @property
+    def queued(self) -> tuple[Job, ...]:
+        """The jobs without a slot."""
+        with self._changed:
+            return tuple(self._waiting)
+
+    @property
     def waiting(self) -> int:
-        """Jobs without a slot."""
+        """How many jobs are without a slot."""
         return len(self._waiting)
 
     @property

@@ -63,6 +63,8 @@ class Engine:
         rehearsal: Sequence[int] = (),
     ) -> None:
         self.error: Exception | None = None
+        self.cut_short = 0
+        """Requests that were open when the engine ended."""
         self._state = EngineState.STARTING
         self._make_slots = make_slots
         self._slots: Slots | None = None
@@ -93,6 +95,12 @@ class Engine:
     def outstanding(self) -> int:
         """Choices accepted and not ended."""
         return self._batcher.outstanding
+
+    @property
+    def open_requests(self) -> int:
+        """Requests accepted and not ended, each of them one however many choices it has."""
+        jobs = (*self._live.copy().values(), *self._batcher.queued)
+        return len({job.ticket for job in jobs if not job.ticket.cancelled})
 
     def start(self) -> None:
         # Said first: a Ctrl-C inside Thread.start leaves a thread that runs and does not look alive yet.
@@ -147,6 +155,7 @@ class Engine:
             self._state = EngineState.FAILED
         finally:
             self._batcher.close()
+            self.cut_short = self.open_requests
             self._end_all(unavailable(self._why_ended()))
             self._started.set()
             self._ended.set()

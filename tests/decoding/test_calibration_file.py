@@ -1,6 +1,7 @@
 """calibration.json comes back as it was written; what does not belong or is damaged is refused by name."""
 
 import json
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +80,9 @@ def test_the_device_computes_what_was_fitted_here(file):
         (["combined", "bias"], "none", 'combined.bias is "none", not 2 finite numbers'),
         (["measured", "temperature"], None, "measured.temperature is null, not a finite number"),
         (["measured", "rounds"], 1.5, "measured.rounds is 1.5, not a whole number"),
+        (["measured", "rounds"], -1, "measured.rounds is -1, not a whole number from 0 up"),
+        (["combined", "bias"], ["1", "2"], "combined.bias is .*, not 2 finite numbers"),
+        (["combined", "bias"], [1, 1e40], "combined.bias is .*, not 2 finite numbers"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_field_and_value(file, path, value, said):
@@ -117,3 +121,6 @@ def test_temperatures_of_a_drafter_without_a_head_cannot_be_asked_for(tmp_path):
     assert back.temperature_K is None
     with pytest.raises(ValueError, match="no confidence head"):
         back.estimator("sts")
+    chosen = write_calibration(tmp_path, replace(headless, use="sts"), REPORTS)
+    with pytest.raises(ValueError, match="sts_temperatures is null, not the temperatures that its estimator sts takes"):
+        read(chosen)

@@ -1,5 +1,6 @@
 """Measuring rounds: what is asked for is what runs, and an interrupted run goes on."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,9 +125,58 @@ def test_what_an_interrupted_run_of_another_machine_left_is_refused(fingerprint,
     path = tmp_path / "curve.json"
     with pytest.raises(KeyboardInterrupt):
         fill(path, fingerprint, script([], stop_at=(2, 256)), max_batch=2, spans=(256,), method="m")
-    fields = vars(fingerprint) | {"device": "another"}
     with pytest.raises(ValueError, match=r"and here it is another; .* or remove what an interrupted run left"):
-        fill(path, Fingerprint(**fields), script([]), max_batch=2, spans=(256,), method="m")
+        fill(path, replace(fingerprint, device="another"), script([]), max_batch=2, spans=(256,), method="m")
+
+
+def test_a_smaller_run_keeps_what_a_fuller_one_knows(fingerprint, tmp_path):
+    path, said = tmp_path / "curve.json", []
+
+    def run(seconds, **options):
+        def rounds_of(rows, span):
+            return ((shape, seconds) for shape, _ in script([])(rows, span))
+
+        return fill(path, fingerprint, rounds_of, say=said.append, **options)
+
+    fuller = run(1.0, max_batch=4, spans=(256, 512), method="one")
+    assert said == []
+    merged = run(2.0, max_batch=2, spans=(512, 640), method="two")
+    assert load_profile(path, fingerprint) == merged
+    renewed = {(rows, span) for rows in (1, 2) for span in (512, 640)}
+    for shape, seconds in merged.curve.measured.items():
+        assert seconds == (2.0 if (shape.rows, shape.span) in renewed else 1.0)
+    assert set(fuller.curve.measured) < set(merged.curve.measured)
+    kept = sum((shape.rows, shape.span) not in renewed for shape in merged.curve.measured)
+    assert said == [f"{path} keeps {kept} other kinds of round that earlier runs left."]
+    assert merged.method == "two; also one"
+    assert run(3.0, max_batch=2, spans=(256,), method="one").method == "one; also two"
+    # Nothing of another way is left.
+    assert run(4.0, max_batch=4, spans=(256, 512, 640), method="three").method == "three"
+
+
+def test_what_a_longer_run_left_when_it_was_interrupted_is_kept_too(fingerprint, tmp_path):
+    path = tmp_path / "curve.json"
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, fingerprint, script([], stop_at=(4, 256)), max_batch=4, spans=(256,), method="m")
+    found = fill(path, fingerprint, script([]), max_batch=1, spans=(256,), method="m")
+    assert {shape.rows for shape in found.curve.measured} == {1, 2}
+
+
+def test_a_file_that_cannot_be_added_to_is_not_written_over(fingerprint, tmp_path):
+    path, asked = tmp_path / "curve.json", []
+    options = {"max_batch": 1, "spans": (256,), "method": "m"}
+    fill(path, fingerprint, script([]), **options)
+    mine, other = path.read_text(), replace(fingerprint, device="another")
+    for words, text, arguments in (
+        ("its device is .*, and here it is another; .*, or name another file with --out", mine, {"fingerprint": other}),
+        ("was measured, not predicted: .*name another file with --out", mine, {"predicted": True}),
+        ("is not valid JSON .*: remove it and .*, or name another file with --out", mine[:-9], {}),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            fill(path, arguments.pop("fingerprint", fingerprint), script(asked), **options, **arguments)
+        assert path.read_text() == text
+    assert asked == [], "it is known before anything is measured"
 
 
 def test_states_are_those_that_serving_holds():

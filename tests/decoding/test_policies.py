@@ -39,14 +39,14 @@ POLICIES = {
 }
 
 
-def slots_of(models, policy, rule=Rule.TOKEN, *, elastic=False, max_batch=8):
+def slots_of(models, policy, rule=Rule.TOKEN, *, curve=MILD, elastic=False, max_batch=8):
     """Slots that read all there is to read, so that rounds with and without reading differ."""
     return DecodeSlots(
         *models,
         max_batch=max_batch,
         max_len=60,
         policy=policy,
-        curve=MILD,
+        curve=curve,
         estimator=Estimator.raw(BLOCK, HEAD_AND_DRAFT),
         rule=rule,
         elastic=elastic,
@@ -137,7 +137,7 @@ def test_d_29_less_is_verified_the_more_requests_there_are(thin, oracle_of):
     costly = curve(lambda tokens, drafts: 40.0 + 4 * tokens)
     means = []
     for requests in (2, 6, 8):
-        slots = DecodeSlots(*pair, max_batch=8, max_len=60, policy=TwoStep(), curve=costly, elastic=False)
+        slots = slots_of(pair, TwoStep(), curve=costly)
         slots.admit_many([[token] for token in range(requests)], [Sampling()] * requests)
         outs = [out for _ in range(8) for out in slots.step()]
         means.append(np.mean([out.verified for out in outs]))

@@ -33,7 +33,11 @@ LAWS = [
 ALL_ROWS = len(LAWS) * ROWS_OF_A_LAW
 
 
-@partial(jax.jit, static_argnums=(2, 5))
+# Unlike elsewhere most of the time here is running, so these programs are compiled with optimisations.
+OPTIMISED = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": False}
+
+
+@partial(jax.jit, static_argnums=(2, 5), compiler_options=OPTIMISED)
 def rounds(target, drafter, plan, law, prompt_T, number):
     """The outputs of so many rounds after the prompt in every row of `law`."""
     batch, length = law.temperature_B.shape[0], len(prompt_T)

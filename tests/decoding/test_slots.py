@@ -1,10 +1,12 @@
 """Slots: admission, and that every request's text is the one it would have alone."""
 
+import jax
 import numpy as np
 import pytest
 
+from dspark_jax.decoding import programs
 from dspark_jax.decoding.generate import Job, generate
-from dspark_jax.decoding.slots import Sampling
+from dspark_jax.decoding.slots import DecodeSlots, Sampling
 
 MAX_LEN = 60
 GREEDY = Sampling()
@@ -48,6 +50,20 @@ def test_admission_counts_slots_and_gives_fresh_handles(slots):
     assert len({*first, *second}) == 9
     assert set(slots.live) == {first[1], *second}
     assert slots.admit_many([], []) == []
+
+
+def test_models_built_alike_share_programs_and_not_weights(small, warm, is_greedy, alone, monkeypatch):
+    def traced(*_):
+        raise AssertionError("this was traced before")
+
+    others = jax.tree.map(lambda leaf: leaf * 0.9, small)
+    texts = [alone(warm, [3, 5], GREEDY, 20)]
+    for name in ("decode_round", "prefill"):
+        monkeypatch.setattr(programs, name, traced)
+    texts.append(alone(DecodeSlots(*others, max_batch=8, max_len=MAX_LEN), [3, 5], GREEDY, 20))
+    assert texts[0] != texts[1]
+    for (target, _), text in zip((small, others), texts, strict=True):
+        assert is_greedy(target, [[3, 5]], [text])
 
 
 def test_requests_fill_the_holes_others_left_and_touch_nobody(small, slots, is_greedy):

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from dspark_jax.engine import launch
+from dspark_jax.engine import assembly, launch
 from dspark_jax.engine.launch import main, parse_arguments
 from dspark_jax.interop import huggingface
 
@@ -146,6 +147,21 @@ def test_a_policy_that_cannot_be_is_refused(
     monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
     model = ["--target", str(tiny_target_dir), "--draft", str(tiny_drafter_dir)]
     assert sentence in refused("--port", "0", *model, *flags)
+
+
+def test_a_cache_that_cannot_be_written_is_said_with_what_to_do(
+    refused, tiny_target_dir, tiny_drafter_dir, tmp_path, monkeypatch, read_only
+):
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    monkeypatch.delattr(huggingface, "load_target")
+    read_only(tmp_path)
+    model = ["--target", str(tiny_target_dir), "--draft", str(tiny_drafter_dir)]
+    sentence = f"{tmp_path} cannot be written: set DSPARK_CACHE to a writable directory"
+    assert sentence in refused("--port", "0", *model, "--step-curve", "measure")
+    monkeypatch.setattr(assembly, "jax", SimpleNamespace(config=SimpleNamespace()))
+    said = []
+    assembly.remember_compilations(said.append)
+    assert said == [f"Compiled programs are not kept: {sentence}."]
 
 
 def test_a_threshold_without_a_confidence_head_is_refused(refused, tiny_target_dir, monkeypatch):

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from dspark_jax.decoding.slots import Sampling
+from dspark_jax.engine import runner
 from dspark_jax.engine.engine import EngineState
 from dspark_jax.engine.leaving import leave
 from dspark_jax.engine.openai import Served
@@ -34,6 +35,7 @@ def test_accepted_requests_finish_and_new_ones_find_nobody(serve, client, make_s
         assert [reply.result().status_code for reply in replies] == [200, 200, 200]
     server.join()
     assert server.engine.join(10.0)
+    assert not any("cut short" in line for line in server.said)
     assert server.said[-1] == "Stopped."
 
 
@@ -57,6 +59,36 @@ def test_what_outlives_the_grace_period_is_told_so(serve, client, make_slots, st
     assert response.status_code == (200 if stream else 503)
     server.join()
     assert server.engine.state is EngineState.STOPPED
+    assert server.said[-2:] == ["1 request was cut short after 0 s; --grace allows more.", "Stopped."]
+
+
+def test_how_many_requests_were_cut_short_is_said_whatever_the_engine_is_at(serve, client, make_slots, wait_until):
+    slots = make_slots(script={b"hi": b"x" * 100_000}, max_len=200_000, max_batch=2)
+    server = serve(slots, grace=0, max_queue=4)
+    with ThreadPoolExecutor(2) as pool:
+        # One has both slots and one waits: two requests, of four choices.
+        bodies = [{**BODY, "max_tokens": 100_000, "n": 2}] * 2
+        replies = [pool.submit(client.post, server.url + "/v1/completions", json=body) for body in bodies]
+        wait_until(lambda: server.engine.outstanding == 4)
+        server.stop()
+        assert [reply.result().status_code for reply in replies] == [503, 503]
+    server.join()
+    assert server.said[-2].startswith("2 requests were cut short")
+
+
+def test_requests_of_an_engine_that_cannot_end_are_counted_too(serve, client, make_slots, monkeypatch, wait_until):
+    monkeypatch.setattr(runner, "_LAST_WORDS", 0)
+    slots = make_slots()
+    server = serve(slots, grace=0)
+    slots.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(client.post, server.url + "/v1/completions", json=BODY)
+        wait_until(lambda: slots.requests)
+        server.stop()
+        server.join()
+        slots.gate.set()
+        assert reply.exception() is not None or reply.result().status_code >= 500
+    assert server.said[-2].startswith("1 request was cut short")
 
 
 def test_leaving_waits_for_an_engine_that_can_end(make_engine, make_slots):

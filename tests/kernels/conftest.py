@@ -84,6 +84,23 @@ def ahead():
 
 
 @pytest.fixture(scope="session")
+def updates_in_place(ahead):
+    """updates_in_place(kind, script, count, share): compiled so often, a kernel writes where the array lies, without a
+    loop and with temporaries of less than that share of the array, whose bytes the script reports as `array`."""
+
+    def check(kind, script, count, share):
+        found = ahead(kind, script)
+        assert len(found) == count
+        for facts in found:
+            assert facts["kernels"] == 1, facts
+            assert facts["copied"] == [], facts
+            assert facts["loops"] == 0, facts
+            assert facts["temporaries"] < facts["array"] * share, facts
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def simulated():
     """simulated(script): run it on a mesh of 2 x 1 x 2 simulated devices; what it asserts is the test."""
 

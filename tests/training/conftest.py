@@ -4,17 +4,22 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from dspark_jax.data.pipeline import Batch
 from dspark_jax.drafters.heads import VanillaMarkov
+from dspark_jax.targets.model import TargetOutput
 from dspark_jax.training.checkpoint import CheckpointConfig
 from dspark_jax.training.config import TrainConfig
 from dspark_jax.training.draft import DSparkShape
 from dspark_jax.training.evaluate import EvaluationConfig
+from dspark_jax.training.features import FeatureConfig, Features, open_files
 from dspark_jax.training.optimizer import OptimizerConfig
 from dspark_jax.training.sources import SelfSampled
+from dspark_jax.training.stored import store
 
 WIDTH, FFW, VOCAB, LAYERS = 16, 24, 48, 2
 
@@ -76,6 +81,52 @@ def small_target(tmp_path_factory) -> Path:
             tensors[f"model.layers.{n}.{norm}.weight"] = np.ones(WIDTH, np.float32)
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+class Looking:
+    """A target's outputs that say whose rows they are. `looked`: the rows of every batch that they were asked for."""
+
+    def __init__(self):
+        self.looked: list[list[int]] = []
+        self.interrupted_at = 0
+
+    def __call__(self, target, batch):
+        rows = np.asarray(batch.rows_B)
+        self.looked.append(rows.tolist())
+        if len(self.looked) == self.interrupted_at:
+            raise KeyboardInterrupt
+        hidden = jnp.broadcast_to(jnp.asarray(rows, jnp.float32)[:, None, None], (len(rows), 2, 4))
+        return store(TargetOutput(hidden_BTD=hidden, features_BTE=hidden, cache=None), "float32")
+
+
+@pytest.fixture(scope="session")
+def caching():
+    """caching(folder): features of rows of two tokens, the `Looking` that they come from, and their files."""
+
+    def make(folder, *, writers=1, **config):
+        look, place = Looking(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        config = FeatureConfig(dtype="float32", **config)
+        files = open_files(config, folder, key={}, length=2, taps=1, width=4, writers=writers)
+        return Features(files, look, place), look, files
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def numbered():
+    """numbered(3, 1): a batch of nothing but these row numbers."""
+
+    def make(*rows):
+        nothing, mask = np.zeros((len(rows), 2), np.int32), np.zeros((len(rows), 2), bool)
+        return Batch(tokens_BT=nothing, loss_mask_BT=mask, segments_BT=nothing, rows_B=np.asarray(rows, np.int32))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def owners():
+    """owners(features): whose rows they are."""
+    return lambda seen: np.asarray(seen.values_BTMD[:, 0, -1, 0]).tolist()
 
 
 @pytest.fixture(scope="session")

@@ -6,19 +6,15 @@ from functools import partial
 
 import grain
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
 from dspark_jax.data.feature_files import FeatureFiles
-from dspark_jax.data.pipeline import Batch
 from dspark_jax.interop.huggingface import load_target
-from dspark_jax.targets.model import TargetOutput
 from dspark_jax.training import features as feature_module
-from dspark_jax.training.features import FeatureConfig, Features, open_files, require_room
+from dspark_jax.training.features import FeatureConfig, require_room
 from dspark_jax.training.hosts import all_succeed, everyone, here, in_turn, most, sharing
-from dspark_jax.training.stored import store
 
 
 @pytest.fixture
@@ -77,41 +73,18 @@ def test_who_shares_a_folder_is_found_out(together, tmp_path, disks, expected):
     assert not list(tmp_path.glob("*/*"))
 
 
-def caching(folder, writers, **config):
-    """Features of rows of two tokens that say whose they are, and which batches were computed for them."""
-    looked = []
-
-    def look(target, batch):
-        rows = np.asarray(batch.rows_B)
-        looked.append(rows.tolist())
-        hidden = jnp.broadcast_to(jnp.asarray(rows, jnp.float32)[:, None, None], (len(rows), 2, 4))
-        return store(TargetOutput(hidden_BTD=hidden, features_BTE=hidden, cache=None), "float32")
-
-    config = FeatureConfig(dtype="float32", **config)
-    files = open_files(config, folder, key={}, length=2, taps=1, width=4, writers=writers)
-    return Features(files, look, jax.sharding.SingleDeviceSharding(jax.devices()[0])), files, looked
-
-
-def numbered(*rows) -> Batch:
-    nothing = np.zeros((len(rows), 2), np.int32)
-    mask = np.zeros((len(rows), 2), bool)
-    return Batch(tokens_BT=nothing, loss_mask_BT=mask, segments_BT=nothing, rows_B=np.asarray(rows, np.int32))
-
-
-def owners(seen):
-    return np.asarray(seen.values_BTMD[:, 0, -1, 0]).tolist()
-
-
-def test_processes_fill_a_folder_together_and_read_each_others_rows(together, tmp_path, small_target, monkeypatch):
+def test_processes_fill_a_folder_together_and_read_each_others_rows(
+    together, tmp_path, small_target, monkeypatch, caching, numbered, owners
+):
     target = load_target(small_target)
     monkeypatch.setattr(feature_module, "FeatureFiles", partial(FeatureFiles, file_bytes=64))
     shares = [[numbered(0, 3), numbered(6, -1)], [numbered(1, 4), numbered(-1, -1)], [numbered(2, 5), numbered(-1, -1)]]
 
     def work(index):
-        features, _, looked = caching(tmp_path, 3, kind="cached")
+        features, look, _ = caching(tmp_path, writers=3, kind="cached")
         said = []
         features.fill(target, grain.MapDataset.source(shares[index]), range(7), said.append)
-        return len(looked), owners(features(target, numbered(6, 4, 2))), len(looked), said[-1]
+        return len(look.looked), owners(features(target, numbered(6, 4, 2))), len(look.looked), said[-1]
 
     for found in together(3, work):
         assert found == (2, [6.0, 4.0, 2.0], 2, "All rows are cached, in 0.000918 GB.")
@@ -119,33 +92,33 @@ def test_processes_fill_a_folder_together_and_read_each_others_rows(together, tm
 
 
 @pytest.mark.parametrize("kind", ["cached", "mixed"])
-def test_what_one_process_lacks_all_compute(together, tmp_path, small_target, kind):
+def test_what_one_process_lacks_all_compute(together, tmp_path, small_target, caching, numbered, owners, kind):
     target = load_target(small_target)
     for index in range(2):
         (tmp_path / str(index)).mkdir()
 
     def work(index):
-        features, _, looked = caching(tmp_path / str(index), 1, kind=kind)
+        features, look, _ = caching(tmp_path / str(index), kind=kind)
         if kind == "cached":
             said = []
             features.fill(target, grain.MapDataset.source([numbered(5, 6)]), [5, 6, 7][: 2 + index], said.append)
             assert "Some rows are not in the cache" in said[-1]
         else:
             features(target, numbered(5, 6))
-        before = len(looked)
+        before = len(look.looked)
         asked = [[5, 6], [5, 7 - index], [5, 6], [5, 7 - index]]
         assert [owners(features(target, numbered(*rows))) for rows in asked] == asked
-        return looked[before:]
+        return look.looked[before:]
 
     # Row 7 is new to process 0 alone.
     assert together(2, work) == [[[5, 7]], [[5, 6]]]
 
 
-def test_what_does_not_fit_on_one_disk_is_refused_on_all_after_all_are_told(together, tmp_path, monkeypatch):
+def test_what_does_not_fit_on_one_disk_is_refused_on_all_after_all_are_told(together, tmp_path, monkeypatch, caching):
     monkeypatch.setattr(FeatureFiles, "bytes_free", property(lambda self: int(1e9 if self.folder.name == "0" else 1e5)))
 
     def work(index):
-        _, files, _ = caching(tmp_path / str(index), 1)
+        _, _, files = caching(tmp_path / str(index))
         said = []
         with pytest.raises(
             ValueError, match=rf"^process 1: the cache needs .* and {tmp_path / '1'} has 0\.0001 GB free"

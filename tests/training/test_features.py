@@ -18,7 +18,7 @@ from dspark_jax.interop.huggingface import load_target
 from dspark_jax.targets.model import Target, TargetOutput
 from dspark_jax.training import features as feature_module
 from dspark_jax.training.draft import MtpShape, draft_config, new_drafter
-from dspark_jax.training.features import FeatureConfig, Features, open_files, require_room
+from dspark_jax.training.features import FeatureConfig, require_room
 from dspark_jax.training.feed import Feed
 from dspark_jax.training.objective import BlockObjective, objective_of
 from dspark_jax.training.optimizer import OptimizerConfig, build_optimizer
@@ -121,46 +121,14 @@ def test_what_is_not_finite_stays_so(dtype, poison):
     assert not finite[0, 1].all()
 
 
-class Counting:
-    """A target's outputs that say whose they are, and how often they were asked for."""
-
-    def __init__(self):
-        self.looked: list[list[int]] = []
-
-    def __call__(self, target, batch):
-        rows = np.asarray(batch.rows_B)
-        self.looked.append(rows.tolist())
-        if len(self.looked) == 3 and getattr(self, "break_", False):
-            raise KeyboardInterrupt
-        hidden = jnp.broadcast_to(jnp.asarray(rows, jnp.float32)[:, None, None], (len(rows), 2, 4))
-        return store(TargetOutput(hidden_BTD=hidden, features_BTE=hidden, cache=None), "float32")
-
-
-def caching(folder, max_gb=1.0, **config):
-    config = FeatureConfig(dtype="float32", max_gb=max_gb, **config)
-    files = open_files(config, folder, key={}, length=2, taps=1, width=4)
-    look = Counting()
-    return Features(files, look, jax.sharding.SingleDeviceSharding(jax.devices()[0])), look, files
-
-
-def numbered(*rows) -> Batch:
-    nothing = np.zeros((len(rows), 2), np.int32)
-    mask = np.zeros((len(rows), 2), bool)
-    return Batch(tokens_BT=nothing, loss_mask_BT=mask, segments_BT=nothing, rows_B=np.asarray(rows, np.int32))
-
-
-def owners(seen):
-    return np.asarray(seen.values_BTMD[:, 0, -1, 0]).tolist()
-
-
-def test_rows_are_computed_until_all_of_a_batch_are_kept(target, tmp_path):
+def test_rows_are_computed_until_all_of_a_batch_are_kept(target, tmp_path, caching, numbered, owners):
     features, look, _ = caching(tmp_path, kind="mixed")
     for rows in ([3, 1], [2, 1], [1, 3], [3, 2], [0, 1]):
         assert owners(features(target, numbered(*rows))) == rows
     assert look.looked == [[3, 1], [2, 1], [0, 1]]
 
 
-def test_what_is_kept_as_it_comes_never_passes_its_bound(target, tmp_path):
+def test_what_is_kept_as_it_comes_never_passes_its_bound(target, tmp_path, caching, numbered):
     features, look, files = caching(tmp_path, max_gb=4e-4, kind="mixed")
     for _ in range(2):
         for row in range(0, 3000, 2):
@@ -172,11 +140,11 @@ def test_what_is_kept_as_it_comes_never_passes_its_bound(target, tmp_path):
     assert len(look.looked) == 1500 + (3000 - len(kept) + 1) // 2
 
 
-def test_a_cache_that_was_cut_short_goes_on(target, tmp_path, monkeypatch):
+def test_a_cache_that_was_cut_short_goes_on(target, tmp_path, monkeypatch, caching, numbered):
     batches = [numbered(0, 1), numbered(2, 3), numbered(4, 5), numbered(6, -1)]
     monkeypatch.setattr(feature_module, "FeatureFiles", partial(FeatureFiles, file_bytes=3 * 64))
     features, look, _ = caching(tmp_path, kind="cached")
-    look.break_ = True
+    look.interrupted_at = 3
     with pytest.raises(KeyboardInterrupt):
         features.fill(target, grain.MapDataset.source(batches), range(7), print)
     again, look, files = caching(tmp_path, kind="cached")
@@ -199,7 +167,9 @@ def test_a_cache_that_was_cut_short_goes_on(target, tmp_path, monkeypatch):
         ("cached", 1.0, 1e9, None),
     ],
 )
-def test_the_size_is_said_and_refused_before_anything_is_written(tmp_path, monkeypatch, kind, max_gb, free, sentence):
+def test_the_size_is_said_and_refused_before_anything_is_written(
+    tmp_path, monkeypatch, caching, kind, max_gb, free, sentence
+):
     _, _, files = caching(tmp_path)
     monkeypatch.setattr(FeatureFiles, "bytes_free", property(lambda self: int(free)))
     said = []

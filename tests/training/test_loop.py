@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -202,9 +203,9 @@ def test_a_run_that_caches_as_it_goes_goes_on_bit_for_bit(small_config, tmp_path
     assert_same_run(tmp_path / "stopped", tmp_path / "whole", 20)
 
 
-def test_kill_9_goes_on_from_the_last_checkpoint_bit_for_bit(whole, small_target, tmp_path, compilation_cache):
+def test_kill_9_goes_on_from_the_last_checkpoint_bit_for_bit(whole, small_config, tmp_path, compilation_cache):
     config = tmp_path / "small.py"
-    config.write_text(CONFIG_FILE.format(target=str(small_target)))
+    config.write_text(f"import pickle\n\nconfig = pickle.loads({pickle.dumps(small_config)!r})\n")
     folder = tmp_path / "run"
     arguments = [sys.executable, "train.py", "--config", str(config), "--run-dir", str(folder)]
     environment = os.environ | compilation_cache | {"JAX_PLATFORMS": "cpu"}
@@ -254,31 +255,3 @@ def test_fresh_deletes_what_the_run_wrote_and_nothing_else(whole, small_config, 
     assert "Training" in said
     assert (folder / "notes.txt").read_text() == "mine"
     assert_same_run(folder, whole[0], 6)
-
-
-CONFIG_FILE = """
-from dspark_jax.drafters.heads import VanillaMarkov
-from dspark_jax.training.checkpoint import CheckpointConfig
-from dspark_jax.training.config import TrainConfig
-from dspark_jax.training.draft import DSparkShape
-from dspark_jax.training.evaluate import EvaluationConfig
-from dspark_jax.training.optimizer import OptimizerConfig
-from dspark_jax.training.sources import SelfSampled
-
-config = TrainConfig(
-    target={target!r},
-    data=SelfSampled(sequences=48, prompt_tokens=3, validation=0.2),
-    drafter=DSparkShape(
-        mask_token_id=47, num_layers=1, block_size=3, tapped_layers=(-1, 0), markov_head=VanillaMarkov(rank=4)
-    ),
-    batch_size=4,
-    sequence_length=16,
-    anchors=4,
-    steps=6,
-    optimizer=OptimizerConfig(learning_rate=5e-3, weight_decay=0.01),
-    evaluation=EvaluationConfig(every=3, batches=1, prompts=4, new_tokens=8),
-    checkpoint=CheckpointConfig(every=2),
-    precision="float32",
-    log_every=1,
-)
-"""

@@ -90,6 +90,10 @@ def test_fields_of_the_variant_in_use():
     [
         ("stepz=3", r"there is no field stepz; the nearest are steps"),
         ("inner.rat=3", r"there is no field inner\.rat; the nearest are inner\.rate"),
+        ("iner.rate=3", r"there is no field iner\.rate; the nearest are inner\.rate$"),
+        ("other.RATE=3", r"there is no field other\.RATE; the nearest are inner\.rate$"),
+        ("inner.lmit=3", r"there is no field inner\.lmit; the nearest are limit$"),
+        ("inner.zzz=3", r"there is no field inner\.zzz; the nearest are inner\.on, inner\.rate, inner\.taps$"),
         ("data.paths=a", r"there is no field data\.paths; the nearest are data\.count"),
         ("steps.x=3", r"steps is a plain value and has no field x"),
         ("inner=3", r"inner is a Inner; set one of inner\.on, inner\.rate, inner\.taps"),

@@ -15,6 +15,7 @@ from dspark_jax.data.store import TokenStore, split
 from dspark_jax.data.supervision import supervise_all
 from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.interop.huggingface import load_target
+from dspark_jax.training import progress
 from dspark_jax.training.sources import (
     ChatFiles,
     PackedShards,
@@ -69,20 +70,30 @@ def test_a_stopped_answer_ends_with_the_stop_token(stopping, tmp_path):
     assert all(stop not in row[:-1] for row in rows)
 
 
+def begun(said):
+    return sum(line.startswith("Sampling 20 sequences") for line in said)
+
+
 def test_it_is_made_once_and_again_when_something_differs(sampled, reader):
     store, folder, said = sampled
-    assert len(said) == 1
+    assert begun(said) == 1
     again = open_store(SOURCE, reader, folder, length=12, seed=3, say=said.append)
-    assert len(said) == 1
+    assert begun(said) == 1
     assert np.array_equal(again.tokens, store.tokens)
     colder = open_store(replace(SOURCE, temperature=0.5), reader, folder, length=12, seed=3, say=said.append)
-    assert len(said) == 2
+    assert begun(said) == 2
     assert not np.array_equal(colder.tokens, store.tokens)
 
 
-def test_the_same_seed_samples_the_same_rows(sampled, reader, tmp_path):
+def test_the_same_seed_samples_the_same_rows_and_says_how_far_it_is(sampled, reader, tmp_path, monkeypatch):
     store, _, _ = sampled
-    same = open_store(SOURCE, reader, tmp_path / "same", length=12, seed=3, say=lambda text: None)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    said = []
+    same = open_store(SOURCE, reader, tmp_path / "same", length=12, seed=3, say=said.append)
+    tokens = [int(line.split()[-2]) for line in said[1:]]
+    assert tokens == sorted(tokens)
+    assert said[1] == "Sampling: 0 of 20 sequences are done, 1 tokens."
+    assert tokens[-1] >= store.loss_mask.sum()
     other = open_store(SOURCE, reader, tmp_path / "other", length=12, seed=4, say=lambda text: None)
     assert np.array_equal(same.tokens, store.tokens)
     assert np.array_equal(same.prompt_hashes, store.prompt_hashes)

@@ -1,0 +1,40 @@
+"""What the Hub's libraries have to say is said once by every program."""
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark_jax.cli import main as cli
+from dspark_jax.core.logs import _SPEAKERS
+from dspark_jax.engine import launch
+
+
+def train(flags):
+    spec = importlib.util.spec_from_file_location("train_entry", Path(__file__).parents[2] / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *flags])
+        module.main()
+
+
+PROGRAMS = {
+    "train.py": (train, "--config", "nonsense"),
+    "serve.py": (launch.main, "--host", "nowhere.invalid"),
+    "dspark": (cli.main, "convert", "--in", "nowhere", "--out", "out", "--to", "deepspec", "--target", "nowhere"),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("library", _SPEAKERS)
+def test_a_line_of_a_library_that_prints_its_own_is_not_printed_again(program, library, monkeypatch, caplog):
+    main, *flags = PROGRAMS[program]
+    for name in _SPEAKERS:
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    logging.getLogger(library).warning("the first time")
+    main(flags)
+    logging.getLogger(library).warning("the second time")
+    assert [record.getMessage() for record in caplog.records] == ["the first time"]

@@ -10,14 +10,15 @@ from dspark_jax.decoding.scheduler import Guide
 
 
 class Guides:
-    """Guides of one planner's rounds, with the estimator where a round `reads` and with the head's own word elsewhere.
+    """Guides of one planner's rounds. All have its estimator, though not all confidences are looked at: asking for them
+    costs next to nothing, while two programs that take turns cost a GPU's host as much as a third of a small round.
 
     Whoever changes which requests are live says so by `changed`.
     """
 
-    def __init__(self, planner: Planner, estimator: Estimator, block: int):
+    def __init__(self, planner: Planner, estimator: Estimator):
         self.estimator = estimator
-        self._planner, self._head_alone = planner, Estimator.raw(block)
+        self._planner = planner
         self._rates: dict[tuple[int, int], Array | None] = {}
         self._live: tuple[Array, Array] | None = None
 
@@ -25,21 +26,20 @@ class Guides:
         """Requests came, left or moved."""
         self._live = None
 
-    def of(self, outlooks: Outlooks, span: int, *, reads: bool) -> Guide:
+    def of(self, outlooks: Outlooks, span: int) -> Guide:
         """For the requests that are live."""
         if self._live is None:
             # A copy: the round may still be running when a request leaves.
             self._live = jnp.array(outlooks.live_B), jnp.asarray(outlooks.live_B & outlooks.pinned_B)
-        return self._guide(len(outlooks.live_B), span, *self._live, reads)
+        return self._guide(len(outlooks.live_B), span, *self._live)
 
-    def empty(self, rows: int, span: int, *, reads: bool) -> Guide:
+    def empty(self, rows: int, span: int) -> Guide:
         """For a state without requests."""
         nobody_B = jnp.zeros(rows, bool)
-        return self._guide(rows, span, nobody_B, nobody_B, reads)
+        return self._guide(rows, span, nobody_B, nobody_B)
 
-    def _guide(self, rows: int, span: int, live_B: Array, pinned_B: Array, reads: bool) -> Guide:
+    def _guide(self, rows: int, span: int, live_B: Array, pinned_B: Array) -> Guide:
         if (rows, span) not in self._rates:
             rates = self._planner.rates(rows, span)
             self._rates[rows, span] = None if rates is None else jnp.asarray(rates)
-        estimator = self.estimator if reads else self._head_alone
-        return Guide(estimator=estimator, live_B=live_B, pinned_B=pinned_B, rates_N=self._rates[rows, span])
+        return Guide(estimator=self.estimator, live_B=live_B, pinned_B=pinned_B, rates_N=self._rates[rows, span])

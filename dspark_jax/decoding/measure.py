@@ -68,26 +68,25 @@ def measure(
 ) -> Iterator[tuple[Shape, float]]:
     """Seconds of a round, drafting included, of every plan for states of this shape.
 
-    `estimator`: what rounds that rank drafts read confidences with; the head alone by default. On an accelerator
+    `estimator`: what confidences come from; the head alone by default. On an accelerator
     rounds are timed as they are served, a few in a row, each read while the next one runs: how long one alone takes is
     mostly the way to the device and back. Shapes are read off what ran, not off what was asked for.
     """
-    unread = Guide.unguided(rows, block)
-    read = unread if estimator is None else replace(unread, estimator=estimator)
-    spared = unread if programs.spares_reading else read
-    guides = {plan: read if plan.sizes else spared for plan, _ in plans(rows, block, rule)}
+    guide = Guide.unguided(rows, block)
+    guide = guide if estimator is None else replace(guide, estimator=estimator)
+    kinds = [plan for plan, _ in plans(rows, block, rule)]
     draws = Draws.PLAIN if programs.branch_free else Draws.ANY
-    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan, guide in guides.items()], compiled)
+    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan in kinds], compiled)
     in_a_row = min(_in_a_row(programs), span // (block + 1))
     state = programs.empty(rows, span)
 
     def run(plan: RoundPlan) -> tuple[DecodeState, Shape, float]:
         started = jax.block_until_ready(_full(state, in_a_row * (block + 1)))
         began = clock()
-        after, out = programs.round(plan, started, guides[plan], draws)
+        after, out = programs.round(plan, started, guide, draws)
         for _ in range(in_a_row - 1):
             before = out
-            after, out = programs.round(plan, after, guides[plan], draws)
+            after, out = programs.round(plan, after, guide, draws)
             jax.device_get(before)
         jax.block_until_ready((after, out))
         seconds = (clock() - began) / in_a_row
@@ -96,16 +95,16 @@ def measure(
         return after, Shape(ran_rows, after.cache.span, verified, width - 1), seconds
 
     shapes: dict[RoundPlan, Shape] = {}
-    for plan in guides:
+    for plan in kinds:
         # The first time allocates.
         state, shapes[plan], _ = run(plan)
     turns: list[dict[RoundPlan, float]] = []
     for turn in range(2 * repeats):
         # There and back, so that a machine that slows down or speeds up meanwhile favours none.
         turns.append({})
-        for plan in list(guides)[:: -1 if turn % 2 else 1]:
+        for plan in kinds[:: -1 if turn % 2 else 1]:
             state, shapes[plan], turns[-1][plan] = run(plan)
-    seconds_NP = np.array([[turn[plan] for plan in guides] for turn in turns])
+    seconds_NP = np.array([[turn[plan] for plan in kinds] for turn in turns])
     yield from zip(shapes.values(), typical_seconds(seconds_NP).tolist(), strict=True)
 
 

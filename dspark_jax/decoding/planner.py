@@ -34,8 +34,7 @@ class Planner:
     """Chooses a plan for every round. Policies other than TwoStep always run one plan a batch size.
 
     `switches`: whether a round may choose its size on the device. Where it may not, Threshold and EarlyStop decide what
-    is judged and the whole block is computed. `ahead`: rounds that are started before one is read. `spares_reading`:
-    whether rounds that nothing is decided from go without reading confidences.
+    is judged and the whole block is computed. `ahead`: rounds that are started before one is read.
     """
 
     def __init__(
@@ -47,12 +46,11 @@ class Planner:
         rule: Rule = Rule.TOKEN,
         switches: bool = True,
         ahead: int = 0,
-        spares_reading: bool = True,
     ):
         if isinstance(policy, EarlyStop | TwoStep) and curve is None:
             raise ValueError(f"scheduler: {type(policy).__name__} needs a step curve; without one use FixedLength")
         self._policy, self._block, self._curve, self._rule = policy, block, curve, rule
-        self._switches, self._ahead, self._spares_reading = switches, ahead, spares_reading
+        self._switches, self._ahead = switches, ahead
         self._prior_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
@@ -95,20 +93,6 @@ class Planner:
         if not isinstance(self._policy, TwoStep):
             return False
         return self._guessed or self._left == min(self._policy.every, 1 + self._ahead)
-
-    def readings(self, plan: RoundPlan) -> tuple[bool, ...]:
-        """Whether rounds of this plan may be run without the estimator's word and with it.
-
-        A budget of shorter blocks needs it only in rounds to learn from; the others cost what a fixed length does.
-        """
-        if not isinstance(self._policy, TwoStep) or plan.sizes or not self._spares_reading:
-            return (True,)
-        return (False, True) if plan.drafts else (False,)
-
-    def reads(self, plan: RoundPlan) -> bool:
-        """Whether a round of the plan made last reads confidences."""
-        readings = self.readings(plan)
-        return self.watches if self.watches in readings else readings[0]
 
     def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
         rows = len(outlooks.live_B)

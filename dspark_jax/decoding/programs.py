@@ -81,8 +81,6 @@ class Programs:
         # A CPU takes a branch at no cost and has the most to lose from further programs to compile.
         self.branch_free = all(device.platform != "cpu" for device in where.device_set)
         self.passes = FEW_PASSES if self.branch_free else LITTLE_PADDING
-        # Reading confidences adds kernels to a round; on a CPU it is the further programs that cost.
-        self.spares_reading = self.branch_free
         # On a GPU the host would wait for the device in the middle of a round to hear which branch it is.
         self.switches = all(device.platform != "gpu" for device in where.device_set)
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)

@@ -118,7 +118,6 @@ class DecodeSlots:
             rule=self._rule,
             switches=self.programs.switches,
             ahead=self._ahead,
-            spares_reading=self.programs.spares_reading,
         )
         self.estimator = estimator or Estimator.raw(self.block_size)
 
@@ -138,7 +137,7 @@ class DecodeSlots:
 
     @estimator.setter
     def estimator(self, estimator: Estimator) -> None:
-        self._guides = Guides(self._planner, estimator, self.block_size)
+        self._guides = Guides(self._planner, estimator)
 
     def release(self, handle: int) -> None:
         """Free a request's slot. An unknown handle is an error."""
@@ -174,7 +173,7 @@ class DecodeSlots:
             live.in_flight += 1
         assert self._state is not None
         plan = self._planner.plan(span, self._outlooks)
-        guide = self._guides.of(self._outlooks, span, reads=self._planner.reads(plan))
+        guide = self._guides.of(self._outlooks, span)
         self._state, out = self.programs.round(
             plan, self._state, guide, self._draws([live.sampling for _, live in riders])
         )
@@ -213,10 +212,9 @@ class DecodeSlots:
     def rounds_of(self, states: Sequence[tuple[int, int]]) -> list[tuple[RoundShape, Guide]]:
         """What this policy may run in states of these (rows, span), for `programs.compile_rounds`."""
         return [
-            (RoundShape(plan, rows, span, draws), guide)
+            (RoundShape(plan, rows, span, draws), self._guides.empty(rows, span))
             for rows, span in states
             for plan, draws in product(self._planner.plans(rows), self.programs.usual_draws)
-            for guide in (self._guides.empty(rows, span, reads=reads) for reads in self._planner.readings(plan))
         ]
 
     def wait(self) -> None:

@@ -134,14 +134,11 @@ def test_what_is_learnt_from_is_the_newest_round_that_is_read_before_the_next_bu
     lasting = Planner(policy, block=BLOCK, curve=curve(lambda size, _: float(size)), ahead=ahead)
     requests, found = told(*[0.9] * ROWS), []
     for round_ in range(8):
-        plan = lasting.plan(SPAN, requests)
+        lasting.plan(SPAN, requests)
         found += [round_] * lasting.watches
-        assert lasting.readings(plan) == ((True,) if plan.sizes else (False, True) if plan.drafts else (False,))
     assert found == list(watched)
-    reads = Planner(policy, block=BLOCK, curve=curve(lambda size, _: float(size)), spares_reading=False)
-    assert reads.readings(reads.plan(SPAN, requests)) == (True,)
     fixed = Planner(FixedLength(), block=BLOCK)
-    assert fixed.readings(fixed.plan(SPAN, requests)) == (True,)
+    fixed.plan(SPAN, requests)
     assert not fixed.watches
 
 

@@ -30,11 +30,16 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("library", _SPEAKERS)
-def test_a_line_of_a_library_that_prints_its_own_is_not_printed_again(program, library, monkeypatch, caplog):
+def test_a_line_of_a_library_that_prints_its_own_is_not_printed_again(program, library, monkeypatch):
     main, *flags = PROGRAMS[program]
+    printed = []
+    # Of our own: pytest's handler is also on loggers that passed nothing on when the test began.
+    root_prints = logging.Handler()
+    root_prints.emit = lambda record: printed.append(record.getMessage())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [root_prints])
     for name in _SPEAKERS:
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     logging.getLogger(library).warning("the first time")
     main(flags)
     logging.getLogger(library).warning("the second time")
-    assert [record.getMessage() for record in caplog.records] == ["the first time"]
+    assert [line for line in printed if line.endswith("time")] == ["the first time"]

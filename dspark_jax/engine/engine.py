@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol, runtime_checkable
+from weakref import WeakSet
 
 from dspark_jax.decoding.slots import Sampling, SlotRound
 from dspark_jax.engine.batcher import Batcher
@@ -73,6 +74,7 @@ class Engine:
         self._rehearsal = tuple(rehearsal)
         self._batcher: Batcher[Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
         self._live: dict[int, Job] = {}
+        self._tickets: WeakSet[Ticket] = WeakSet()
         self._failures = 0
         self._aborted = False
         self._launched = False
@@ -126,6 +128,7 @@ class Engine:
             if self._batcher.closed:
                 raise unavailable(self._why_closed())
             raise queue_full(self._batcher.waiting)
+        self._tickets.add(ticket)
         return ticket
 
     def drain(self) -> None:
@@ -136,6 +139,11 @@ class Engine:
         """Ends now, after the round in progress: every request still open is told that the server stops."""
         self._aborted = True
         self._batcher.close()
+
+    def give_up(self) -> None:
+        """After `abort`, where a round or a compilation does not end: every request still open is told so now."""
+        for ticket in list(self._tickets):
+            ticket.fail(unavailable(self._why_ended()))
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits for the thread to end after `drain` or `abort`; False where it has not ended in time."""

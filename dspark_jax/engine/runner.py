@@ -16,8 +16,10 @@ from starlette.applications import Starlette
 from dspark_jax.engine.engine import Engine, EngineState
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# After the grace period every open request has been told that the server stops; this is for slow readers.
-_LAST_WORDS = 2
+# After the grace period the engine gets a second for the round in progress. Then every open request has been told that
+# the server stops, and the rest is for slow readers.
+_LAST_ROUND, _LAST_WORDS = 1.0, 3
+_A_MOMENT = 0.05
 
 
 def serve_until_signal(
@@ -62,6 +64,7 @@ class EngineServer(uvicorn.Server):
         self._grace = grace
         self._say = say
         self._open_after_grace: int | None = None
+        self._gave_up = False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -93,8 +96,8 @@ class EngineServer(uvicorn.Server):
         ending.cancel()
         self._engine.abort()
         if self._open_after_grace is not None:
-            # A round or a compilation that does not end leaves all of them without an answer.
-            cut = self._engine.cut_short if self._engine.join(1.0) else self._open_after_grace
+            ended = not self._gave_up and self._engine.join(1.0)
+            cut = self._engine.cut_short if ended else self._open_after_grace
             if cut:
                 requests = "1 request was" if cut == 1 else f"{cut} requests were"
                 self._say(f"{requests} cut short after {self._grace} s; --grace allows more.")
@@ -104,6 +107,13 @@ class EngineServer(uvicorn.Server):
         await asyncio.sleep(self._grace)
         self._open_after_grace = self._engine.open_requests
         self._engine.abort()
+        waited = 0.0
+        while not self._engine.join(0.0) and waited < _LAST_ROUND:
+            await asyncio.sleep(_A_MOMENT)
+            waited += _A_MOMENT
+        if not self._engine.join(0.0):
+            self._gave_up = True
+            self._engine.give_up()
 
 
 def _watch(server: EngineServer, engine: Engine, url: str, model: str, say: Callable[[str], None]) -> None:

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from dspark_jax.decoding.slots import Sampling
-from dspark_jax.engine import runner
 from dspark_jax.engine.engine import EngineState
 from dspark_jax.engine.leaving import leave
 from dspark_jax.engine.openai import Served
@@ -76,8 +75,8 @@ def test_how_many_requests_were_cut_short_is_said_whatever_the_engine_is_at(serv
     assert server.said[-2].startswith("2 requests were cut short")
 
 
-def test_requests_of_an_engine_that_cannot_end_are_counted_too(serve, client, make_slots, monkeypatch, wait_until):
-    monkeypatch.setattr(runner, "_LAST_WORDS", 0)
+def test_requests_of_an_engine_that_cannot_end_are_told_and_counted_too(serve, client, make_slots, wait_until):
+    """As in the middle of a compilation."""
     slots = make_slots()
     server = serve(slots, grace=0)
     slots.gate.clear()
@@ -85,9 +84,11 @@ def test_requests_of_an_engine_that_cannot_end_are_counted_too(serve, client, ma
         reply = pool.submit(client.post, server.url + "/v1/completions", json=BODY)
         wait_until(lambda: slots.requests)
         server.stop()
+        answer = reply.result()
         server.join()
         slots.gate.set()
-        assert reply.exception() is not None or reply.result().status_code >= 500
+    assert answer.status_code == 503
+    assert "stopped before this request was done" in answer.json()["error"]["message"]
     assert server.said[-2].startswith("1 request was cut short")
 
 

@@ -1,1 +1,1 @@
-"""Array types, the device mesh, and the lines of other libraries."""
+"""Array types, the device mesh, and lines for people who watch."""

@@ -91,7 +91,7 @@ def _round(row: Any, block: int) -> tuple[Shape, float]:
         raise ValueError(f"no round has the shape {shown(sizes)}")
     shape = Shape(*sizes)
     if not 0 < shape.rows <= shape.tokens <= shape.rows * (shape.drafts + 1) or shape.drafts > block:
-        raise ValueError(f"no round has the shape {shape}")
+        raise ValueError(f"no round has the shape {shown(sizes)}")
     seconds = number(row["seconds"])
     if not 0 < seconds < math.inf:
         raise ValueError(f"the seconds of a round are a positive number, not {shown(row['seconds'])}")

@@ -6,10 +6,9 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from dspark_jax.core.logs import print_once
+from dspark_jax.core.logs import NowAndThen, print_once
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
 from dspark_jax.engine.leaving import leave
@@ -17,7 +16,6 @@ from dspark_jax.engine.runner import serve_until_signal
 from dspark_jax.engine.server import build_app
 
 USAGE_ERROR = 2
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     remember_compilations(_say)
     model = load_model(args, _say)
-    engine = model.engine(max_queue=args.max_queue, refit_every=args.refit_every, watch=_now_and_then(_say))
+    now_and_then = NowAndThen(_say)
+    engine = model.engine(
+        max_queue=args.max_queue,
+        refit_every=args.refit_every,
+        watch=lambda done, total: now_and_then(f"{done} of {total} kinds of round are compiled ..."),
+    )
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     if args.api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         _say(f"Anyone who can reach {args.host} can use this server: --api-key would ask them for a key.")
@@ -70,7 +73,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--refit-every",
         type=at_least(1),
         metavar="ROUNDS",
-        help="fit confidences anew after so many rounds that read them, to what was served (by default never)",
+        help="fit confidences anew after so many rounds, to what was served (by default never)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine only)")
     parser.add_argument("--port", type=_port, default=8000, help="port to listen on, 0 for any free one (%(default)s)")
@@ -92,19 +95,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="how long accepted requests may take to finish after Ctrl-C (%(default)s)",
     )
     return parser.parse_args(argv)
-
-
-def _now_and_then(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Tells how far compiling is, every ten seconds at most."""
-    said = time.monotonic()
-
-    def watch(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said >= _SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            say(f"{done} of {total} kinds of round are compiled ...")
-
-    return watch
 
 
 def _key(text: str) -> str:

@@ -1,7 +1,6 @@
 """What a person watching sees: a live bar on a terminal, plain lines anywhere else."""
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
@@ -9,20 +8,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dspark_jax.training.report import Values
-
-_SECONDS_BETWEEN_LINES = 10.0
-
-
-class NowAndThen:
-    """Says what it is told, but ten seconds after the last time at the earliest."""
-
-    def __init__(self, say: Callable[[str], None]):
-        self._say, self._said = say, time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() - self._said >= _SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            self._say(text)
 
 
 class Display:

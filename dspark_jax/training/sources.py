@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from dspark_jax.core.logs import NowAndThen
 from dspark_jax.data.chat import read_conversations
 from dspark_jax.data.shards import MANIFEST, PackedRows
 from dspark_jax.data.store import TokenStore, fingerprint, split
@@ -18,7 +19,6 @@ from dspark_jax.decoding.generate import Completion, Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling, SlotRound
 from dspark_jax.drafters.base import NoDrafter
 from dspark_jax.targets.model import Target
-from dspark_jax.training.progress import NowAndThen
 
 _SLOTS = 256
 _MIX = 1_000_003

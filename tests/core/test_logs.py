@@ -1,4 +1,4 @@
-"""What the Hub's libraries have to say is said once by every program."""
+"""What the Hub's libraries have to say is said once by every program, and how far one is not too often."""
 
 import importlib.util
 import logging
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dspark_jax.cli import main as cli
-from dspark_jax.core.logs import _SPEAKERS
+from dspark_jax.core import logs
+from dspark_jax.core.logs import _SPEAKERS, NowAndThen
 from dspark_jax.engine import launch
 
 
@@ -43,3 +44,12 @@ def test_a_line_of_a_library_that_prints_its_own_is_not_printed_again(program, l
     main(flags)
     logging.getLogger(library).warning("the second time")
     assert [line for line in printed if line.endswith("time")] == ["the first time"]
+
+
+def test_ten_seconds_pass_between_lines(monkeypatch):
+    now, said = [0.0], []
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    tell = NowAndThen(said.append)
+    for now[0] in (4.0, 11.0, 12.0, 25.0):
+        tell(f"at {now[0]:g}")
+    assert said == ["at 11", "at 25"]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from dspark_jax.engine import assembly, launch
+from dspark_jax.engine import assembly
 from dspark_jax.engine.launch import main, parse_arguments
 from dspark_jax.interop import huggingface
 
@@ -44,15 +44,6 @@ def bad_flags(capsys):
         return capsys.readouterr().err.splitlines()[-1]
 
     return run
-
-
-def test_compiling_says_now_and_then_how_far_it_is(monkeypatch):
-    now, said = [0.0], []
-    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
-    watch = launch._now_and_then(said.append)
-    for now[0], done in ((4.0, 1), (11.0, 2), (12.0, 3), (25.0, 4)):
-        watch(done, 4)
-    assert said == ["2 of 4 kinds of round are compiled ...", "4 of 4 kinds of round are compiled ..."]
 
 
 def test_defaults_are_loopback_and_the_default_target():

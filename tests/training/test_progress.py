@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console
 
-from dspark_jax.training import progress
-from dspark_jax.training.progress import Display, NowAndThen
+from dspark_jax.training.progress import Display
 
 VALUES = {"loss": 1.5, "accepted_length": 2.25, "tokens_per_second": 12345.0, "skipped": 0.0}
 
@@ -37,12 +36,3 @@ def test_a_terminal_gets_a_bar_and_no_plain_lines():
     text = shown(True)
     assert "200/400" in text
     assert "step 200/400" not in text
-
-
-def test_ten_seconds_pass_between_lines(monkeypatch):
-    now, said = [0.0], []
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    tell = NowAndThen(said.append)
-    for now[0] in (4.0, 11.0, 12.0, 25.0):
-        tell(f"at {now[0]:g}")
-    assert said == ["at 11", "at 25"]

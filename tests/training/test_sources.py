@@ -9,13 +9,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dspark_jax.core import logs
 from dspark_jax.data.chat import parse_conversation
 from dspark_jax.data.shards import MANIFEST, write_shards
 from dspark_jax.data.store import TokenStore, split
 from dspark_jax.data.supervision import supervise_all
 from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.interop.huggingface import load_target
-from dspark_jax.training import progress
 from dspark_jax.training.sources import (
     ChatFiles,
     PackedShards,
@@ -87,7 +87,7 @@ def test_it_is_made_once_and_again_when_something_differs(sampled, reader):
 
 def test_the_same_seed_samples_the_same_rows_and_says_how_far_it_is(sampled, reader, tmp_path, monkeypatch):
     store, _, _ = sampled
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(logs, "_SECONDS_BETWEEN_LINES", 0.0)
     said = []
     same = open_store(SOURCE, reader, tmp_path / "same", length=12, seed=3, say=said.append)
     tokens = [int(line.split()[-2]) for line in said[1:]]

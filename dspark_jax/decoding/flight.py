@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from dspark_jax.decoding.admission import Sampling
-from dspark_jax.decoding.round import RoundOutput
+from dspark_jax.decoding.transfer import HostRound, Sent
 
 
 class SlotRound(NamedTuple):
@@ -41,35 +40,34 @@ class Live:
 class Flight:
     """A round on its way: its output on the device, and who sat in which row of which shape when it started."""
 
-    out: RoundOutput
+    out: Sent
     span: int
     held_rows: int
     watched: bool
     """Whether the planner learns from it."""
     rows: tuple[tuple[int, Live], ...]
 
-    def read(self) -> RoundOutput:
+    def read(self) -> HostRound:
         """The output on the host; waits until the round is over. Every rider then knows what it committed."""
-        out = jax.device_get(self.out)
+        out = self.out.read()
         for row, live in self.rows:
             live.in_flight -= 1
             live.length += int(out.count_B[row])
         return out
 
 
-def slot_rounds(out: RoundOutput, rows: Sequence[tuple[int, Live]]) -> list[SlotRound]:
+def slot_rounds(out: HostRound, rows: Sequence[tuple[int, Live]]) -> list[SlotRound]:
     """What the round, read, gave these requests. Many requests wait for this: only tokens become Python's own."""
     tokens, counts, verified = out.tokens_BN.tolist(), out.count_B.tolist(), out.verified_B.tolist()
-    confidence_BK, evidence_BKF = np.asarray(out.confidence_BK), np.asarray(out.evidence_BKF)
     return [
         SlotRound(
             live.handle,
             tuple(tokens[row][: counts[row]]),
-            confidence_BK.shape[1],
+            out.confidence_BK.shape[1],
             verified[row],
             counts[row] - 1,
-            confidence_BK[row],
-            evidence_BKF[row],
+            out.confidence_BK[row],
+            out.evidence_BKF[row],
         )
         for row, live in rows
     ]

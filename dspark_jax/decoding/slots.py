@@ -184,7 +184,7 @@ class DecodeSlots:
         out = flight.read()
         staying = [(row, live) for row, live in flight.rows if live.handle in self._row_of]
         if flight.watched:
-            confidence_RK = np.asarray(out.confidence_BK)[[row for row, _ in staying]]
+            confidence_RK = out.confidence_BK[[row for row, _ in staying]]
             # Since the round started its requests may have moved.
             now = [self._row_of[live.handle] for _, live in staying]
             self._planner.learn(self._outlooks, now, confidence_RK, flight.held_rows, flight.span)

@@ -1,0 +1,34 @@
+"""What a round gives comes to the host in one array, unchanged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dspark_jax.decoding.round import RoundOutput
+from dspark_jax.decoding.transfer import Sent, packed
+
+BATCH = 3
+
+
+@pytest.mark.parametrize("block", [0, 1, 7])
+@pytest.mark.parametrize("features", [1, 3])
+def test_a_round_read_is_the_round_sent(block, features):
+    rng = np.random.default_rng(block * 10 + features)
+    confidence_BK = rng.random((BATCH, block), np.float32)
+    evidence_BKF = rng.normal(size=(BATCH, block, features)).astype(np.float32)
+    if block:
+        # What a drafter's head may say: numbers, and none.
+        evidence_BKF[:, 0, 0] = [-0.0, np.inf, np.nan]
+    out = RoundOutput(
+        tokens_BN=jnp.asarray(rng.integers(0, 2**31 - 1, (BATCH, block + 1)), jnp.int32),
+        count_B=jnp.asarray(rng.integers(1, block + 2, BATCH), jnp.int32),
+        verified_B=jnp.asarray(rng.integers(0, block + 1, BATCH), jnp.int32),
+        confidence_BK=jnp.asarray(confidence_BK),
+        evidence_BKF=jnp.asarray(evidence_BKF),
+    )
+    read = Sent(words_BW=jax.jit(packed)(out), features=features).read()
+    for name, sent in vars(out).items():
+        found = getattr(read, name)
+        assert (found.dtype, found.shape) == (sent.dtype, sent.shape)
+        assert found.tobytes() == np.asarray(sent).tobytes(), name

@@ -119,7 +119,8 @@ class Programs:
         if self.branch_free:
             # On its way as soon as it is there, and not only when the host asks for it.
             words_BW.copy_to_host_async()
-        sent = Sent(words_BW=words_BW, features=guide.estimator.weights_KF.shape[1])
+        block, features = guide.estimator.weights_KF.shape
+        sent = Sent(words_BW=words_BW, drafts=block if plan.drafts is None else plan.drafts, features=features)
         return replace(state, law=replace(state.law, draws=law.draws)), sent
 
     def compile_rounds(
@@ -164,7 +165,7 @@ def _jitted(platform: str) -> tuple[Any, Any]:
     def round_(structure: PyTreeDef, weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
         target, drafter = jax.tree.unflatten(structure, weights)
         state, out = decode_round(target, drafter, plan, state, guide)
-        return state, packed(out)
+        return state, packed(out, drafter.block_size)
 
     def prefill_(
         structure: PyTreeDef, weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array

@@ -26,30 +26,36 @@ class Sent:
     """A round's output on the device."""
 
     words_BW: Int[Array, "B W"]
-    """Tokens, count and verified drafts of every row, then the bits of its confidences and evidence."""
+    """Tokens, count and verified drafts of every row, then the bits of its confidences and evidence, then nothing."""
+    drafts: int
+    """K of this round."""
     features: int
     """F, numbers of evidence a draft."""
 
     def read(self) -> HostRound:
         """Waits until the round is over."""
-        words_BW = np.asarray(self.words_BW)
-        block = (words_BW.shape[1] - 3) // (2 + self.features)
-        tokens_BN, rest_BW = np.split(words_BW, [block + 1], axis=1)
-        numbers_BW = np.ascontiguousarray(rest_BW[:, 2:]).view(np.float32)
+        words_BW, drafts = np.asarray(self.words_BW), self.drafts
+        tokens_BN, rest_BW = np.split(words_BW, [drafts + 1], axis=1)
+        numbers_BW = np.ascontiguousarray(rest_BW[:, 2 : 2 + drafts * (1 + self.features)]).view(np.float32)
         return HostRound(
             tokens_BN=tokens_BN,
             count_B=rest_BW[:, 0],
             verified_B=rest_BW[:, 1],
-            confidence_BK=numbers_BW[:, :block],
-            evidence_BKF=numbers_BW[:, block:].reshape(len(words_BW), block, self.features),
+            confidence_BK=numbers_BW[:, :drafts],
+            evidence_BKF=numbers_BW[:, drafts:].reshape(len(words_BW), drafts, self.features),
         )
 
 
-def packed(out: RoundOutput) -> Int[Array, "B W"]:
-    """The words of `Sent`."""
+def packed(out: RoundOutput, most: int) -> Int[Array, "B W"]:
+    """The words of `Sent`, as many as a round of `most` drafts has.
+
+    A GPU is told anew where everything is when a round takes less memory than the one before, so all take the same.
+    """
+    drafts, features = out.evidence_BKF.shape[1:]
     evidence_BW = out.evidence_BKF.reshape(len(out.count_B), -1)
     integers = out.tokens_BN, out.count_B[:, None], out.verified_B[:, None]
-    return jnp.concatenate([*integers, _bits(out.confidence_BK), _bits(evidence_BW)], axis=1)
+    words_BW = jnp.concatenate([*integers, _bits(out.confidence_BK), _bits(evidence_BW)], axis=1)
+    return jnp.pad(words_BW, ((0, 0), (0, (most - drafts) * (2 + features))))
 
 
 def _bits(numbers_BW: Float[Array, "B W"]) -> Int[Array, "B W"]:

@@ -8,7 +8,7 @@ import pytest
 
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.fingerprint import Fingerprint
-from dspark_jax.decoding.measure import default_spans, fill, plans, profile, row_buckets, typical_seconds
+from dspark_jax.decoding.measure import default_spans, fill, measure, plans, profile, row_buckets, typical_seconds
 from dspark_jax.decoding.profile import Shape
 from dspark_jax.decoding.profile_file import load_profile
 from dspark_jax.decoding.programs import Programs
@@ -63,6 +63,27 @@ def test_every_round_is_of_a_full_state_that_samples(measured):
     # Four plans, three times there and back, after a turn before them.
     assert len(measured.laws) == 4 * (1 + 2 * 3)
     assert all(law == ([40 - BLOCK - 1] * 2, [1.0, 1.0]) for law in measured.laws)
+
+
+@pytest.mark.parametrize(("span", "in_a_row"), [(3, 1), (12, 3), (90, 16)])
+def test_where_programs_wait_for_none_the_first_round_of_a_kind_is_not_timed(five, span, in_a_row, monkeypatch):
+    monkeypatch.setattr("dspark_jax.decoding.measure.plans", lambda *args: plans(*args)[:1])
+    programs = Programs(*five, dtype="float32")
+    programs.branch_free = True
+    run, heard = programs.round, []
+
+    def spied(*args):
+        heard.append("round")
+        return run(*args)
+
+    def clock():
+        heard.append("clock")
+        return float(len(heard))
+
+    programs.round = spied
+    kinds = list(measure(programs, 1, span, block=BLOCK, rule=Rule.TOKEN, repeats=1, clock=clock))
+    before = [] if span == BLOCK + 1 else ["round"]
+    assert heard == (before + ["clock"] + ["round"] * in_a_row + ["clock"]) * (3 * len(kinds))
 
 
 def test_the_median_is_taken_after_a_round_that_compiles(measured):

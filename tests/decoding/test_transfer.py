@@ -8,10 +8,10 @@ import pytest
 from dspark_jax.decoding.round import RoundOutput
 from dspark_jax.decoding.transfer import Sent, packed
 
-BATCH = 3
+BATCH, MOST = 3, 7
 
 
-@pytest.mark.parametrize("block", [0, 1, 7])
+@pytest.mark.parametrize("block", [0, 1, MOST])
 @pytest.mark.parametrize("features", [1, 3])
 def test_a_round_read_is_the_round_sent(block, features):
     rng = np.random.default_rng(block * 10 + features)
@@ -27,7 +27,9 @@ def test_a_round_read_is_the_round_sent(block, features):
         confidence_BK=jnp.asarray(confidence_BK),
         evidence_BKF=jnp.asarray(evidence_BKF),
     )
-    read = Sent(words_BW=jax.jit(packed)(out), features=features).read()
+    words_BW = jax.jit(packed, static_argnums=1)(out, MOST)
+    assert words_BW.shape == (BATCH, 3 + MOST * (2 + features)), "rounds of few drafts take as much memory"
+    read = Sent(words_BW=words_BW, drafts=block, features=features).read()
     for name, sent in vars(out).items():
         found = getattr(read, name)
         assert (found.dtype, found.shape) == (sent.dtype, sent.shape)

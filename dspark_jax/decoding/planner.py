@@ -107,7 +107,8 @@ class Planner:
             options = [o for o in options if o.plan.drafts == self._block and o.tokens >= needed]
         survival_BK = np.where(outlooks.known_B[:, None], outlooks.survival_BK, self._prior_K)
         certain = requests + float(np.sum(survival_BK[pinned_B]))
-        survival_BK = survival_BK[drafting_B & ~pinned_B]
+        # Whoever rests is drafted along with the others.
+        survival_BK = survival_BK[outlooks.live_B & ~pinned_B]
         # Drafts kept of shorter blocks, and of the drafts that rank highest.
         kept_K = np.cumsum(survival_BK.sum(axis=0)).tolist()
         ranked_N = np.cumsum(np.sort(survival_BK, axis=None)[::-1])
@@ -165,7 +166,7 @@ class Planner:
         return self._curve.rates(rows, span, switch_sizes(rows, self._block), interpolate=self._policy.interpolate)
 
     def _drafting(self, outlooks: Outlooks) -> np.ndarray:
-        """Which rows hold a request that drafts from now on; the others have rested since the last budget."""
+        """Which rows hold a request that asks for drafts from now on; the others have rested since the last budget."""
         resting_B = outlooks.live_B & (outlooks.resting_B > 0)
         outlooks.resting_B[resting_B] = np.maximum(outlooks.resting_B[resting_B] - self._age, 0)
         # What a request showed before it rested is old; it is tried again as one of whom nothing is known.

@@ -55,7 +55,8 @@ class TwoStep:
     from confidences of rounds already read; inside it, the drafts that rank highest by live survival.
 
     `min_gain`: what another budget must promise over the one in use (at first that of every draft), as a fraction of
-    tokens per second. `rest`: rounds that a request whose drafts do not pay goes without, before it is tried again.
+    tokens per second. `rest`: rounds for which a request whose drafts do not pay asks for none, before it is tried
+    again; while all rest nothing is drafted, and who rests among others is drafted along with them.
     `every`: rounds that a budget lasts, since what speaks for it changes slowly and looking at it takes the host time.
     """
 

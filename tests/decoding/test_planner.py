@@ -44,11 +44,15 @@ def budget(plan):
 
 @settings(deadline=None, max_examples=200)
 @given(
-    st.lists(st.floats(0.05, 0.99), min_size=ROWS, max_size=ROWS), st.lists(st.integers(1, 40), min_size=6, max_size=6)
+    st.lists(st.floats(0.05, 0.99), min_size=ROWS, max_size=ROWS),
+    st.lists(st.integers(1, 40), min_size=6, max_size=6),
+    st.integers(0, ROWS - 1),
 )
-def test_the_budget_is_the_best_of_all_however_jagged_the_curve(confidences, steps):
+def test_the_budget_is_the_best_of_all_however_jagged_the_curve(confidences, steps, resting):
+    """Requests that rest are drafted along with the others."""
     times = dict(zip(verify_sizes(ROWS, BLOCK), np.cumsum(steps), strict=True))
     requests = told(*confidences)
+    requests.resting_B[:resting] = 9
     gains = np.sort(requests.survival_BK, axis=None)[::-1]
     rates = {size: (ROWS + gains[: size - ROWS].sum()) / seconds for size, seconds in times.items()}
     plan = planner(lambda size, _: float(times[size]), min_gain=0.0).plan(SPAN, requests)
@@ -83,12 +87,14 @@ def test_a_request_whose_drafts_do_not_pay_rests_and_is_tried_again():
     assert costly.plan(SPAN, request).drafts > 0
 
 
-def test_a_resting_request_leaves_the_budget_to_the_others():
-    even = planner(lambda size, drafts: 1.0 + size * 0.05)
-    requests = told(0.9, 0.9, 0.9, 0.9)
-    crowded = budget(even.plan(SPAN, requests))
+def test_requests_that_rest_leave_the_budget_to_the_others():
+    costs = {"seconds": lambda size, drafts: 1.0 + size * 0.05, "min_gain": 0.0}
+    crowded = planner(**costs).plan(SPAN, told(0.9, 0.9, 0.9, 0.9))
+    requests = told(0.9, 0.05, 0.05, 0.05)
     requests.resting_B[1:] = 5
-    assert ROWS < budget(even.plan(SPAN, requests)) < crowded
+    assert ROWS < budget(planner(**costs).plan(SPAN, requests)) < budget(crowded)
+    requests.resting_B[0] = 5
+    assert planner(**costs).plan(SPAN, requests).drafts == 0, "while all rest nothing is drafted"
 
 
 def test_a_round_without_drafts_is_promised_no_drafts_however_many_rows_are_empty():

@@ -56,6 +56,8 @@ def main() -> int:
         print("torch is not installed: `transformers` is left out", file=sys.stderr)
     rows = []
     for batch in args.batch:
+        if batch > 1 and len(prompts) < 4 * batch:
+            print(f"speed: with {len(prompts)} prompts many of {batch} places are empty: see --limit", file=sys.stderr)
         methods = {
             "drafted": _ours(model, model.drafter, batch, longest),
             "autoregressive": _ours(model, NoDrafter(), batch, longest),

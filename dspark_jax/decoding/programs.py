@@ -30,9 +30,9 @@ from dspark_jax.targets.model import Target
 # the default model (16 requests) compiled in 15.7 s with them and in 8.5 s without, and took 3.4 ms and 3.1 ms. And
 # products that share their input are merged there by copying their weights together in every round: verifying eight
 # tokens with a 4B target took 4.39 ms with that and 3.96 ms without. Kernels of a CUDA graph that do not need each
-# other may run side by side: the same pass took 3.58 ms in order and 3.26 ms so. And where tokens
-# are no multiple of eight, those of every product were copied and padded: 287 of the 887 kernels of a round of one
-# request with three drafts, which took 1.47 ms of the host to start and takes 1.11 without them.
+# other may run side by side: the same pass took 3.58 ms in order and 3.26 ms so. And where tokens are no multiple of
+# eight, those of every product were copied and padded: 287 of the 887 kernels of a round of one request with three
+# drafts, which took 1.47 ms of the host to start and takes 1.11 without them.
 _OPTIONS: dict[str, dict[str, bool | int | str]] = {
     "cpu": {"xla_cpu_enable_concurrency_optimized_scheduler": False},
     "gpu": {

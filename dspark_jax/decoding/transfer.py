@@ -49,7 +49,8 @@ class Sent:
 def packed(out: RoundOutput, most: int) -> Int[Array, "B W"]:
     """The words of `Sent`, as many as a round of `most` drafts has.
 
-    A GPU is told anew where everything is when a round takes less memory than the one before, so all take the same.
+    Outputs of one size leave the memory that the next round takes where it was, whatever its kind. On a GPU all that
+    moved is told to each kernel of a round, which takes the host as long as the round.
     """
     drafts, features = out.evidence_BKF.shape[1:]
     evidence_BW = out.evidence_BKF.reshape(len(out.count_B), -1)

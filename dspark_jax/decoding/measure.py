@@ -106,7 +106,7 @@ def measure(
         # The first time allocates.
         state, shapes[plan], _ = run(plan)
     turns: list[dict[RoundPlan, float]] = []
-    for turn in range(2 * repeats):
+    for turn in range(_turns(programs, repeats)):
         # There and back, so that a machine that slows down or speeds up meanwhile favours none.
         turns.append({})
         for plan in kinds[:: -1 if turn % 2 else 1]:
@@ -162,7 +162,8 @@ def profile(
         ),
         max_batch=max_batch,
         spans=spans,
-        method=f"median of {2 * repeats} {what} beside their turn's mean, all kinds in turn, after one that warms up",
+        method=f"median of {_turns(programs, repeats)} {what} beside their turn's mean, all kinds in turn, "
+        "after one that warms up",
         watch=watch,
         say=say,
     )
@@ -237,6 +238,11 @@ def _merged(old: Profile, new: Profile) -> Profile:
 
 def _profile(fingerprint: Fingerprint, measured: dict[Shape, float], method: str, predicted: bool) -> Profile:
     return Profile(fingerprint=fingerprint, curve=StepCurve(measured), method=method, predicted=predicted)
+
+
+def _turns(programs: Programs, repeats: int) -> int:
+    """Rounds of milliseconds compile far longer than they are measured: a steadier curve costs next to nothing."""
+    return repeats * (4 if programs.branch_free else 2)
 
 
 def _in_a_row(programs: Programs) -> int:

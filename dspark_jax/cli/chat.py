@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from dspark_jax.core.signals import INTERRUPTED, exit_status
 from dspark_jax.decoding.slots import Sampling
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model, remember_compilations
@@ -87,9 +88,12 @@ class _Chat:
     def __enter__(self) -> "_Chat":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         for engine in self._engines.values():
-            leave(engine, 0 if kind is None else 130)
+            if error is None:
+                leave(engine, 0)
+            else:
+                leave(engine, exit_status(error), f"{INTERRUPTED}\n")
 
     def loop(self) -> None:
         """Reads messages and commands until the input ends or /exit."""

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.core.logs import NowAndThen
 from dspark_jax.data.journal import require_writable
 from dspark_jax.decoding.fingerprint import Fingerprint
-from dspark_jax.decoding.measure import default_spans, profile
+from dspark_jax.decoding.measure import default_spans, plans, profile, states
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.profile_file import Profile, load_profile
 from dspark_jax.decoding.programs import Programs
@@ -207,4 +208,14 @@ def _measured(
     programs = Programs(subject.target, subject.drafter, dtype=jnp.dtype(subject.dtype))
     spans = default_spans(max_len, fingerprint.block, on_cpu=jax.default_backend() == "cpu")
     say(f"Measuring rounds of up to {max_batch} requests; what is measured is kept in {path} ...")
-    return profile(path, fingerprint, programs, max_batch=max_batch, spans=spans, say=say)
+    total = sum(len(plans(rows, fingerprint.block)) for rows, _ in states(max_batch, spans))
+    now_and_then, measured = NowAndThen(say), 0
+
+    def watch(done: int, _already: int) -> None:
+        nonlocal measured
+        measured = done
+
+    def tell(text: str) -> None:
+        now_and_then(f"{measured} of {total} kinds of round are measured, {text} ...")
+
+    return profile(path, fingerprint, programs, max_batch=max_batch, spans=spans, watch=watch, tell=tell, say=say)

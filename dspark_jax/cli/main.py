@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dspark_jax.core.logs import print_once
-from dspark_jax.core.signals import interruptible
+from dspark_jax.core.signals import interruptible, unmasked
 
 USAGE_ERROR = 2
 
@@ -39,7 +39,8 @@ def _main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     print_once()
     try:
-        return module.run(args)
+        with unmasked():
+            return module.run(args)
     except OSError as error:
         about = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         print(f"dspark {argv[0]}: {about}", file=sys.stderr)

@@ -28,16 +28,30 @@ def terminable() -> Generator[None]:
         return
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        yield
+        with unmasked():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def unmasked() -> Generator[None]:
+    """Lets out as the signal that it was what came to be an error: JAX's C++ takes whatever is raised in a comparison
+    that it calls for the failure of that."""
+    try:
+        yield
+    except Exception as error:
+        if (ended := _signal_behind(error)) is None:
+            raise
+        raise ended from None
 
 
 @contextmanager
 def keeping(words: Callable[[], str]) -> Generator[None]:
     """Where a signal ends what is done inside, the user hears what is kept of it and how to go on."""
     try:
-        yield
+        with unmasked():
+            yield
     except (KeyboardInterrupt, Terminated) as ended:
         ended.add_note(words())
         raise
@@ -75,6 +89,18 @@ def end_at_once(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _signal_behind(error: BaseException | None) -> BaseException | None:
+    while error is not None:
+        if isinstance(error, (KeyboardInterrupt, Terminated)):
+            return error
+        for kind in (KeyboardInterrupt, Terminated):
+            # The last line of a traceback, as some of its messages quote them.
+            if f"\n{kind.__name__}:" in str(error):
+                return kind()
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

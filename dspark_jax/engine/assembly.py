@@ -12,8 +12,10 @@ import numpy as np
 from dspark_jax.data.journal import require_writable
 from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.confidence import Estimator
+from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.fitted import Fitted
 from dspark_jax.decoding.online import OnlineEstimator
+from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.scheduler import FixedLength
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
@@ -28,12 +30,14 @@ from dspark_jax.engine.scheduling import (
     Scheduling,
     Subject,
     add_scheduling_arguments,
+    check_curve,
     check_scheduling,
     choose_scheduling,
     knows_chances,
     require_kept,
 )
 from dspark_jax.interop import huggingface
+from dspark_jax.interop.drafter_kinds import abstract_drafter
 from dspark_jax.interop.drafters import check_drafter, load_drafter
 from dspark_jax.interop.smollm2 import WRITABLE_CACHE, cache_root
 from dspark_jax.targets.model import Target
@@ -187,11 +191,14 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         draft_config = check_drafter(draft, spec)
         fitted = load_estimator(args.estimator, draft, draft_config.block_size, say)
     confident = knows_chances(draft_config, calibrated=fitted is not None)
-    check_scheduling(args, block=0 if draft_config is None else draft_config.block_size, confident=confident)
+    policy = check_scheduling(args, block=0 if draft_config is None else draft_config.block_size, confident=confident)
     if args.step_curve == MEASURE:
         require_kept()
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
+    if draft_config is not None:
+        shapes = abstract_drafter(draft_config, jnp.dtype(dtype))
+        check_curve(args, policy, Fingerprint.expected(spec, shapes, dtype=dtype, rule=Rule(args.rule)))
     say(f"Loading the target from {directory} ({dtype}) ...")
     target = huggingface.load_target(directory, dtype=jnp.dtype(dtype))
     tokenizer = load_tokenizer(directory)

@@ -130,6 +130,18 @@ def check_scheduling(args: argparse.Namespace, *, block: int, confident: bool) -
     return name
 
 
+def check_curve(args: argparse.Namespace, name: str | None, fingerprint: Fingerprint) -> None:
+    """ValueError, OSError before anything is loaded for the step curve that choose_scheduling would refuse.
+
+    name: what check_scheduling returned.
+    """
+    if name not in (None, *_FOLLOWING) or args.step_curve in (NONE, MEASURE):
+        return
+    path = profile_path(fingerprint) if args.step_curve is None else Path(args.step_curve).expanduser()
+    found = _read(path, args.step_curve, fingerprint, must=name is not None, say=lambda line: None)
+    _require(found, name)
+
+
 def choose_scheduling(
     args: argparse.Namespace, subject: Subject, *, max_batch: int, max_len: int, say: Say
 ) -> Scheduling:
@@ -146,11 +158,7 @@ def choose_scheduling(
     curve = None
     if subject.confident and args.step_curve != NONE:
         curve = _curve(args.step_curve, subject, rule, max_batch, max_len, must=name is not None, say=say)
-    if curve is None and name is not None:
-        raise ValueError(
-            f"--policy {name} needs a step curve, and none was measured for this model on this machine: "
-            "run `dspark profile`, or give --step-curve measure"
-        )
+    _require(curve, name)
     if curve is None:
         unmeasured = subject.confident and args.step_curve != NONE
         say(f"Every draft is verified (fixed{'; `dspark profile` lets that follow the load' if unmeasured else ''}).")
@@ -183,16 +191,8 @@ def _curve(
     path = profile_path(fingerprint) if given in (None, MEASURE) else Path(given).expanduser()
     if given == MEASURE:
         return _measured(path, fingerprint, subject, max_batch, max_len, say).curve
-    if given is None and not path.exists():
-        return None
-    if not path.exists():
-        raise FileNotFoundError(f"--step-curve {given}: there is no such file; `dspark profile` writes one")
-    try:
-        found = load_profile(path, fingerprint, predicted=given is not None)
-    except ValueError as error:
-        if given is not None or must:
-            raise
-        say(f"{error}.")
+    found = _read(path, given, fingerprint, must=must, say=say)
+    if found is None:
         return None
     if found.predicted:
         say(f"{path} was predicted, not measured: {found.method}.")
@@ -200,6 +200,29 @@ def _curve(
     if largest < max_batch:
         say(f"{path} covers {largest} requests at once; more are taken for as many.")
     return found.curve
+
+
+def _read(path: Path, given: str | None, fingerprint: Fingerprint, *, must: bool, say: Say) -> Profile | None:
+    """What `path` holds; None where nothing has to be there and nothing of use is."""
+    if given is None and not path.exists():
+        return None
+    if not path.exists():
+        raise FileNotFoundError(f"--step-curve {given}: there is no such file; `dspark profile` writes one")
+    try:
+        return load_profile(path, fingerprint, predicted=given is not None)
+    except ValueError as error:
+        if given is not None or must:
+            raise
+        say(f"{error}.")
+        return None
+
+
+def _require(curve: Profile | StepCurve | None, name: str | None) -> None:
+    if curve is None and name is not None:
+        raise ValueError(
+            f"--policy {name} needs a step curve, and none was measured for this model on this machine: "
+            "run `dspark profile`, or give --step-curve measure"
+        )
 
 
 def _measured(

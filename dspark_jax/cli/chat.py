@@ -28,6 +28,7 @@ HELP = """\
 /help             this list
 /exit             leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
+_PROMPT = "> "
 _DRAFTED = "green"
 # An answer gets at least this much of the context; the oldest turns make room for it.
 _LEAST_ROOM = 64
@@ -126,11 +127,13 @@ class _Chat:
     def _read(self) -> str | None:
         """The next line; None at the end. Ctrl-C at the prompt only drops the line."""
         if not sys.stdin.isatty():
-            line = sys.stdin.readline()
+            # No terminal shows what is typed, and a transcript without its questions is hard to read.
+            if line := sys.stdin.readline():
+                self._console.out(f"{_PROMPT}{line.strip()}", highlight=False)
             return line.strip() if line else None
         while True:
             try:
-                return input("> ").strip()
+                return input(_PROMPT).strip()
             except EOFError:
                 self._console.print()
                 return None
@@ -256,9 +259,9 @@ class _Chat:
     def _engine(self, *, drafting: bool) -> Engine:
         """The engine with or without drafts, started when it is first needed."""
         if drafting not in self._engines:
-            _note("Compiling ..." if drafting else "Compiling the target without drafts ...")
+            _note(f"Compiling{'' if drafting else ' the target without drafts'}; the first time takes longest ...")
             # One place in the queue: an answer that was just stopped still holds the only slot for a round.
-            self._engines[drafting] = self._model.engine(max_queue=1, drafting=drafting)
+            self._engines[drafting] = self._model.engine(max_queue=1, drafting=drafting, say=_note)
             self._engines[drafting].start()
         engine = self._engines[drafting]
         if not engine.wait_started():

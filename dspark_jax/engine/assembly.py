@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.core.logs import NowAndThen
 from dspark_jax.data.journal import require_writable
 from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.confidence import Estimator
@@ -96,13 +97,14 @@ class LoadedModel:
         max_queue: int,
         drafting: bool = True,
         refit_every: int | None = None,
-        watch: Callable[[int, int], None] = lambda done, total: None,
+        say: Say = lambda line: None,
     ) -> Engine:
         """An engine that is not started yet; without `drafting` it decodes autoregressively.
 
-        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed. `watch` hears,
-        while it starts, how many of its rounds are compiled, of how many.
+        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed. `say` hears
+        now and then, while it starts, how many of its rounds are compiled.
         """
+        now_and_then = NowAndThen(say)
         drafter = self.drafter if drafting else NoDrafter()
         scheduling = self.scheduling if drafting else Scheduling()
         online = None
@@ -122,7 +124,7 @@ class LoadedModel:
                 # Reading confidences costs a little; only policies that look at them pay it.
                 estimator=None if isinstance(scheduling.policy, FixedLength) else self.estimator,
                 dtype=jnp.dtype(self.dtype),
-                watch=watch,
+                watch=lambda done, total: now_and_then(f"{done} of {total} kinds of round are compiled ..."),
             )
             return slots if online is None else RefittingSlots(slots, online)
 

@@ -79,7 +79,7 @@ def test_faults_of_the_program_are_not_hidden(verb):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_without_a_traceback_and_with_what_the_verb_keeps(verb, capsys, number):
+def test_a_signal_ends_without_a_traceback_and_with_what_the_verb_keeps(verb, capsys, number, heard_sigint):
     @keeping(lambda: "Half of it is kept.")
     def act(args):
         signal.raise_signal(number)

@@ -9,6 +9,7 @@ import pytest
 
 from dspark_jax.core.signals import Terminated, interruptible, keeping, terminable, unmasked
 
+pytestmark = pytest.mark.usefixtures("heard_sigint")
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 

@@ -38,10 +38,11 @@ from dspark_jax.engine.scheduling import (
     require_kept,
 )
 from dspark_jax.interop import huggingface
+from dspark_jax.interop.deepspec_config import DrafterConfig
 from dspark_jax.interop.drafter_kinds import abstract_drafter
 from dspark_jax.interop.drafters import check_drafter, load_drafter
 from dspark_jax.interop.smollm2 import WRITABLE_CACHE, cache_root
-from dspark_jax.targets.model import Target
+from dspark_jax.targets.model import Target, TargetSpec
 
 DEFAULT_TARGET = "smollm2_135m"
 NO_DRAFT = "none"
@@ -199,8 +200,7 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
     if draft_config is not None:
-        shapes = abstract_drafter(draft_config, jnp.dtype(dtype))
-        check_curve(args, policy, Fingerprint.expected(spec, shapes, dtype=dtype, rule=Rule(args.rule)))
+        check_curve(args, policy, lambda: _fingerprint(spec, draft_config, dtype, Rule(args.rule)))
     say(f"Loading the target from {directory} ({dtype}) ...")
     target = huggingface.load_target(directory, dtype=jnp.dtype(dtype))
     tokenizer = load_tokenizer(directory)
@@ -267,6 +267,10 @@ def _drafter_directory(draft: str | None, target: str, say: Say) -> Path | None:
         return shipped
     say(f"No drafter is shipped for {target}: decoding without one. Give one with --draft.")
     return None
+
+
+def _fingerprint(spec: TargetSpec, drafter: DrafterConfig, dtype: str, rule: Rule) -> Fingerprint:
+    return Fingerprint.expected(spec, abstract_drafter(drafter, jnp.dtype(dtype)), dtype=dtype, rule=rule)
 
 
 def _served_name(target: str, directory: Path) -> str:

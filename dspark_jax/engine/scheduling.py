@@ -130,16 +130,17 @@ def check_scheduling(args: argparse.Namespace, *, block: int, confident: bool) -
     return name
 
 
-def check_curve(args: argparse.Namespace, name: str | None, fingerprint: Fingerprint) -> None:
+def check_curve(args: argparse.Namespace, name: str | None, fingerprint: Callable[[], Fingerprint]) -> None:
     """ValueError, OSError before anything is loaded for the step curve that choose_scheduling would refuse.
 
-    name: what check_scheduling returned.
+    name: what check_scheduling returned. fingerprint: asked for only where the flags need a curve that is there.
     """
-    if name not in (None, *_FOLLOWING) or args.step_curve in (NONE, MEASURE):
+    given = args.step_curve
+    if name not in (None, *_FOLLOWING) or given in (NONE, MEASURE) or (name is None and given is None):
         return
-    path = profile_path(fingerprint) if args.step_curve is None else Path(args.step_curve).expanduser()
-    found = _read(path, args.step_curve, fingerprint, must=name is not None, say=lambda line: None)
-    _require(found, name)
+    mine = fingerprint()
+    path = profile_path(mine) if given is None else Path(given).expanduser()
+    _require(_read(path, given, mine, must=True, say=lambda line: None), name)
 
 
 def choose_scheduling(

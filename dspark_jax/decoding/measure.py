@@ -193,8 +193,8 @@ def fill(
     if interrupted is not None and (interrupted.method, interrupted.predicted) == (method, predicted):
         measured |= interrupted.curve.measured
     elif interrupted is not None:
-        count = len(interrupted.curve.measured)
-        say(f"The {count} kinds of round that an interrupted run left are not taken over: {interrupted.method}.")
+        count, way = len(interrupted.curve.measured), interrupted.method
+        say(f"The {count} kinds of round that an interrupted run timed in another way ({way}) are timed anew.")
     done = already = 0
     with keeping(lambda: _kept(done)):
         for rows, span in states(max_batch, spans):

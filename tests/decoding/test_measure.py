@@ -127,7 +127,7 @@ def test_what_was_measured_in_another_way_is_not_gone_on_with_and_that_is_said(f
     assert said == []
     fill(path, fingerprint, script(asked), max_batch=2, spans=(256,), method="two", say=said.append)
     assert asked == [(1, 256), (1, 256), (2, 256)]
-    assert said == ["The 3 kinds of round that an interrupted run left are not taken over: one."]
+    assert said == ["The 3 kinds of round that an interrupted run timed in another way (one) are timed anew."]
 
 
 def test_what_an_interrupted_run_of_another_machine_left_is_refused(fingerprint, tmp_path):

@@ -7,10 +7,12 @@ import re
 import pytest
 
 from dspark_jax.cli import chat
+from dspark_jax.core.signals import Terminated
 from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.decoding.slots import SlotRound
 from dspark_jax.engine.assembly import LoadedModel
 from dspark_jax.engine.engine import Engine
+from dspark_jax.engine.leaving import leave
 
 EOS = 1
 
@@ -249,6 +251,22 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(scripted, terminal, monkeypa
     assert "(/exit or Ctrl-D leaves)" in out
     assert shown == ["abc", "d", "abc", "d", "efg", "h"]
     assert scripted.prompts[1] == "u:one\na:abcd\nu:two\na:", "what was said stays said"
+
+
+@pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_chat_that_a_signal_ends_leaves_its_engine_with_the_status_of_the_signal(
+    scripted, flags, monkeypatch, ended, code
+):
+    class Ending(io.StringIO):
+        def readline(self):
+            raise ended
+
+    left = []
+    monkeypatch.setattr("sys.stdin", Ending())
+    monkeypatch.setattr(chat, "leave", lambda engine, *how: left.append((leave(engine, 0), *how)))
+    with pytest.raises(ended):
+        chat.run(flags())
+    assert left == [(0, code, "Interrupted.\n")]
 
 
 def test_control_characters_of_the_model_do_not_reach_the_terminal(scripted, terminal):

@@ -101,7 +101,7 @@ def test_leaving_waits_for_an_engine_that_can_end(make_engine, make_slots):
     assert engine.state is EngineState.STOPPED
 
 
-def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slots, monkeypatch):
+def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slots, monkeypatch, capsys):
     slots = make_slots()
     engine = make_engine(slots)
     slots.gate.clear()
@@ -109,8 +109,9 @@ def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slot
     slots.wait_for(lambda slots: slots.requests)
     exits = []
     monkeypatch.setattr("os._exit", exits.append)
-    leave(engine, 130)
+    leave(engine, 130, "Interrupted.\n")
     assert exits == [130]
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(serve, client):

@@ -33,8 +33,12 @@ def test_an_interrupt_waits_for_no_compilation_and_starts_none(five, monkeypatch
     def interrupt(done, total):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(programs, "empty", lambda rows, span: None)
     monkeypatch.setattr(programs, "lower", lambda *_: SimpleNamespace(compile=compile_))
-    wanted = [(RoundShape(RoundPlan(), rows, 40, Draws.ANY), Guide.unguided(rows, 2)) for rows in range(1, 400)]
+    wanted = [
+        (RoundShape(RoundPlan(), rows, 40, Draws.ANY), Guide.unguided(rows, 2))
+        for rows in range(1, 4 * os.cpu_count() + 8)
+    ]
     exits = []
     monkeypatch.setattr(os, "_exit", exits.append)
     try:

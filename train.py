@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from dspark_jax.core.logs import print_once
+from dspark_jax.core.signals import interruptible
 from dspark_jax.training.compile_ahead import compile_ahead
 from dspark_jax.training.config import find_config
 from dspark_jax.training.dry_run import dry_run
@@ -13,21 +14,19 @@ from dspark_jax.training.hosts import join
 from dspark_jax.training.loop import Stopped, train
 from dspark_jax.training.overrides import apply_overrides
 
-CONFIGS = Path(__file__).parent / "configs"
-
 
 def main() -> int | None:
-    flags = read_flags()
     print_once()
+    flags = read_flags()
     try:
-        config = apply_overrides(find_config(flags.config, CONFIGS), flags.set)
+        config = apply_overrides(find_config(flags.config, Path(__file__).parent / "configs"), flags.set)
         if flags.dry_run:
             return dry_run(config, flags.topology, print)
         if flags.topology:
             return compile_ahead(config, flags.topology, flags.optimization, print)
         join(flags)
-        run_dir = flags.run_dir or Path("runs") / Path(flags.config).stem
         command = shlex.join(["python", *(argument for argument in sys.argv if argument != "--fresh")])
+        run_dir = flags.run_dir or Path("runs") / Path(flags.config).stem
         outcome = train(config, run_dir, command=command, fresh=flags.fresh)
     except (ValueError, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)
@@ -37,4 +36,4 @@ def main() -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruptible(main))

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -108,6 +109,14 @@ def read_only(monkeypatch):
         )
 
     return forbid
+
+
+@pytest.fixture
+def heard_sigint():
+    """Ctrl-C raises KeyboardInterrupt; what starts in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

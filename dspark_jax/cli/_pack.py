@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from dspark_jax.cli._files import say
+from dspark_jax.core.signals import NOTHING_KEPT, keeping
 from dspark_jax.data.chat import read_conversations
 from dspark_jax.data.shards import read_manifest, write_shards
 from dspark_jax.data.store import TokenStore, fingerprint
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_run)
 
 
+@keeping(lambda: NOTHING_KEPT)
 def _run(args: argparse.Namespace) -> int:
     directory = shipped_target(args.target) or resolve(args.target, weights=False)
     out, stops = Path(args.out), stop_ids(directory)

@@ -62,7 +62,7 @@ def predict(args: argparse.Namespace, say: Say) -> tuple[Path, Profile]:
             spans=spans,
             method=subject.method,
             predicted=True,
-            watch=meter.show,
+            watch=lambda done, already: meter.show(done, already=already),
             say=say,
         )
     return path, found

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dspark_jax.cli._files import beside, refuse_same, say
+from dspark_jax.core.signals import NOTHING_KEPT, keeping
 from dspark_jax.data.chat import BadRow
 from dspark_jax.data.dedup import Deduplicator
 from dspark_jax.data.inputs import read_input
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_run)
 
 
+@keeping(lambda: NOTHING_KEPT)
 def _run(args: argparse.Namespace) -> int:
     for name in args.input:
         refuse_same(name, args.out)

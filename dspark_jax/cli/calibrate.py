@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dspark_jax.cli._meter import Meter
 from dspark_jax.cli._reliability import draw, tables
+from dspark_jax.core.signals import NOTHING_KEPT, keeping
 from dspark_jax.data.chat import BadRow, Conversation, read_conversations
 from dspark_jax.data.journal import require_writable
 from dspark_jax.decoding.calibration import MIN_OUTCOMES, calibrate
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@keeping(lambda: NOTHING_KEPT)
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.temperature < float("inf"):
         raise ValueError(f"--temperature is a number from 0 up, not {args.temperature}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from dspark_jax.core.signals import INTERRUPTED, exit_status
 from dspark_jax.decoding.slots import Sampling
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import LoadedModel, add_model_arguments, load_model, remember_compilations
@@ -27,6 +28,7 @@ HELP = """\
 /help             this list
 /exit             leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
+_PROMPT = "> "
 _DRAFTED = "green"
 # An answer gets at least this much of the context; the oldest turns make room for it.
 _LEAST_ROOM = 64
@@ -87,9 +89,12 @@ class _Chat:
     def __enter__(self) -> "_Chat":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         for engine in self._engines.values():
-            leave(engine, 0 if kind is None else 130)
+            if error is None:
+                leave(engine, 0)
+            else:
+                leave(engine, exit_status(error), f"{INTERRUPTED}\n")
 
     def loop(self) -> None:
         """Reads messages and commands until the input ends or /exit."""
@@ -122,11 +127,13 @@ class _Chat:
     def _read(self) -> str | None:
         """The next line; None at the end. Ctrl-C at the prompt only drops the line."""
         if not sys.stdin.isatty():
-            line = sys.stdin.readline()
+            # No terminal shows what is typed, and a transcript without its questions is hard to read.
+            if line := sys.stdin.readline():
+                self._console.out(f"{_PROMPT}{line.strip()}", highlight=False)
             return line.strip() if line else None
         while True:
             try:
-                return input("> ").strip()
+                return input(_PROMPT).strip()
             except EOFError:
                 self._console.print()
                 return None
@@ -252,9 +259,9 @@ class _Chat:
     def _engine(self, *, drafting: bool) -> Engine:
         """The engine with or without drafts, started when it is first needed."""
         if drafting not in self._engines:
-            _note("Compiling ..." if drafting else "Compiling the target without drafts ...")
+            _note(f"Compiling{'' if drafting else ' the target without drafts'}; the first time takes longest ...")
             # One place in the queue: an answer that was just stopped still holds the only slot for a round.
-            self._engines[drafting] = self._model.engine(max_queue=1, drafting=drafting)
+            self._engines[drafting] = self._model.engine(max_queue=1, drafting=drafting, say=_note)
             self._engines[drafting].start()
         engine = self._engines[drafting]
         if not engine.wait_started():

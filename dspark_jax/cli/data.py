@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from dspark_jax.cli import _endpoints, _pack, _prepare
 from dspark_jax.cli._files import beside, refuse_same, say
 from dspark_jax.cli._meter import Meter
+from dspark_jax.core.signals import KEPT, NOTHING_KEPT, keeping
 from dspark_jax.data.chat import BadRow, Row, parse_conversation, read_conversations, read_rows
 from dspark_jax.data.decontaminate import TestSets, strings_in
 from dspark_jax.data.generation import Answer, Generate, Request, Tokenizer
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return args.act(args)
 
 
+@keeping(lambda: KEPT)
 def _synthesize(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     tests = TestSets.read(recipe.decontaminate)
@@ -97,6 +99,7 @@ def _synthesize(args: argparse.Namespace) -> int:
     return 0
 
 
+@keeping(lambda: KEPT)
 def _regenerate(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     answering = recipe.answers
@@ -126,7 +129,8 @@ def _regenerate(args: argparse.Namespace) -> int:
                 answered += outcome.rejected is None
                 as_it_was += outcome.as_it_was
                 reasons.update([] if outcome.rejected is None else [outcome.rejected])
-                meter.show(regeneration.already + answered + reasons.total(), tokens, "tokens")
+                already = regeneration.already
+                meter.show(already + answered + reasons.total(), tokens, "tokens", already=already)
     say(
         f"{args.out}: {answered:,} rows answered with {tokens:,} tokens, {regeneration.already:,} were done before, "
         f"{reasons.total():,} rejected."
@@ -139,6 +143,7 @@ def _regenerate(args: argparse.Namespace) -> int:
     return 0
 
 
+@keeping(lambda: NOTHING_KEPT)
 def _decontaminate(args: argparse.Namespace) -> int:
     refuse_same(args.input, args.out)
     tests = TestSets.read(args.tests)

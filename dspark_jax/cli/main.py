@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dspark_jax.core.logs import print_once
+from dspark_jax.core.signals import interruptible, unmasked
 
 USAGE_ERROR = 2
-INTERRUPTED = 130
 
 
 def verbs() -> dict[str, str]:
@@ -19,9 +19,12 @@ def verbs() -> dict[str, str]:
     return {file.stem: _summary(file) for file in files if file.stem != "main"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a verb; its exit code, 2 for what the user can mend, 130 when interrupted."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+def main(argv: Sequence[str] | None = None) -> int | None:
+    """Runs a verb; its exit code, 2 for what the user can mend, 130 after Ctrl-C and 143 after SIGTERM."""
+    return interruptible(lambda: _main(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="dspark", description="Lossless speculative decoding with DSpark drafters, in JAX."
     )
@@ -36,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     print_once()
     try:
-        return module.run(args)
+        with unmasked():
+            return module.run(args)
     except OSError as error:
         about = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         print(f"dspark {argv[0]}: {about}", file=sys.stderr)
@@ -44,9 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"dspark {argv[0]}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return INTERRUPTED
 
 
 def _summary(file: Path) -> str:

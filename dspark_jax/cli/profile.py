@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     spans = spans_within(args.spans, model.max_len, block, on_cpu=jax.default_backend() == "cpu")
     programs = Programs(model.target, model.drafter, dtype=jnp.dtype(model.dtype))
     total = sum(len(plans(rows, block)) for rows, _ in states(model.max_batch, spans))
-    with Meter("rounds", total=total) as meter:
+    _say(f"Measuring {total} kinds of round; most of the time goes into compiling them, the first time ...")
+    with Meter("kinds of round", total=total) as meter:
         found = profile(
             path,
             fingerprint,
@@ -85,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
             max_batch=model.max_batch,
             spans=spans,
             repeats=args.repeats,
-            watch=meter.show,
-            compiled=lambda done, total: meter.note(f"{done} of the next {total} compiled"),
+            watch=lambda done, already: meter.show(done, already=already),
+            tell=meter.note,
             say=_say,
         )
     _report(path, found)

@@ -17,7 +17,7 @@ from dspark_jax.core.arrays import DType
 from dspark_jax.decoding.json_file import shortened
 from dspark_jax.decoding.rejection import Rule
 from dspark_jax.drafters.base import Drafter
-from dspark_jax.targets.model import Target
+from dspark_jax.targets.model import Target, TargetSpec
 
 _DIGITS = 12
 
@@ -39,10 +39,17 @@ class Fingerprint:
     @classmethod
     def of(cls, target: Target, drafter: Drafter, *, dtype: DType, rule: Rule) -> "Fingerprint":
         """Of rounds where these parameters lie; shapes that carry a sharding will do as well."""
-        where: Sharding = jax.tree.leaves(target)[0].sharding
+        return cls.expected(target.spec, drafter, dtype=dtype, rule=rule, where=jax.tree.leaves(target)[0].sharding)
+
+    @classmethod
+    def expected(
+        cls, spec: TargetSpec, drafter: Drafter, *, dtype: DType, rule: Rule, where: Sharding | None = None
+    ) -> "Fingerprint":
+        """Of a target that is not loaded yet, and of a drafter's shapes; by default where JAX puts arrays."""
+        where = jnp.zeros(()).sharding if where is None else where
         mesh = where.mesh.shape if isinstance(where, NamedSharding) else {}
         return cls(
-            target=f"{target.spec.family} {_digest(repr(target.spec))}",
+            target=f"{spec.family} {_digest(repr(spec))}",
             # Weights have no part in it: two drafters of one shape take the same time.
             drafter=f"{type(drafter).__name__} {_digest(repr(getattr(drafter, 'config', None)))}",
             dtype=jnp.dtype(dtype).name,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from dspark_jax.core.signals import keeping
 from dspark_jax.decoding.buckets import SMALLEST_SPAN, row_bucket, whole_span
 from dspark_jax.decoding.confidence import Estimator
 from dspark_jax.decoding.fingerprint import Fingerprint
@@ -29,8 +30,8 @@ PARTIAL = ".partial"
 _AND = "; also "
 
 Say = Callable[[str], None]
-Watch = Callable[[int], None]
-"""Hears how many rounds have been measured."""
+Watch = Callable[[int, int], None]
+"""Hears how many kinds of round have been measured, and how many of them by an earlier run."""
 
 
 def default_spans(max_len: int, block: int, *, on_cpu: bool) -> tuple[int, ...]:
@@ -63,20 +64,24 @@ def measure(
     rule: Rule,
     estimator: Estimator | None = None,
     repeats: int = REPEATS,
-    compiled: Callable[[int, int], None] = lambda done, total: None,
+    tell: Say = lambda text: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[Shape, float]]:
     """Seconds of a round, drafting included, of every plan for states of this shape.
 
     `estimator`: what confidences come from; the head alone by default. On an accelerator rounds are timed as they are
     served, a few in a row after one of their kind, each read while the next one runs: how long one alone takes is
-    mostly the way to the device and back. Shapes are read off what ran, not off what was asked for.
+    mostly the way to the device and back. Shapes are read off what ran, not off what was asked for. `tell` hears what
+    is being done meanwhile.
     """
     guide = Guide.unguided(rows, block)
     guide = guide if estimator is None else replace(guide, estimator=estimator)
     kinds = [plan for plan, _ in plans(rows, block, rule)]
     draws = Draws.PLAIN if programs.branch_free else Draws.ANY
-    programs.compile_rounds([(RoundShape(plan, rows, span, draws), guide) for plan in kinds], compiled)
+    programs.compile_rounds(
+        [(RoundShape(plan, rows, span, draws), guide) for plan in kinds],
+        lambda done, total: tell(f"{done} of the next {total} compiled"),
+    )
     # The first round after others of another program may take longer.
     room = span // (block + 1)
     untimed = min(int(programs.branch_free), room - 1)
@@ -106,11 +111,13 @@ def measure(
         # The first time allocates.
         state, shapes[plan], _ = run(plan)
     turns: list[dict[RoundPlan, float]] = []
-    for turn in range(_turns(programs, repeats)):
+    all_turns = _turns(programs, repeats)
+    for turn in range(all_turns):
         # There and back, so that a machine that slows down or speeds up meanwhile favours none.
         turns.append({})
         for plan in kinds[:: -1 if turn % 2 else 1]:
             state, shapes[plan], turns[-1][plan] = run(plan)
+        tell(f"the next {len(kinds)} timed {turn + 1} of {all_turns} times")
     seconds_NP = np.array([[turn[plan] for plan in kinds] for turn in turns])
     yield from zip(shapes.values(), typical_seconds(seconds_NP).tolist(), strict=True)
 
@@ -134,13 +141,12 @@ def profile(
     max_batch: int,
     spans: Sequence[int],
     repeats: int = REPEATS,
-    watch: Watch = lambda done: None,
-    compiled: Callable[[int, int], None] = lambda done, total: None,
+    watch: Watch = lambda done, already: None,
+    tell: Say = lambda text: None,
     say: Say = lambda line: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Measures all states of up to max_batch rows, and writes `path`. `compiled` hears how many programs of a state are
-    done, of how many, before it is measured.
+    """Measures all states of up to max_batch rows, and writes `path`. `tell` hears what is being done within a state.
 
     What an interrupted run of the same method measured lies beside `path` and is not measured again. Other states that
     `path` knows stay, and `say` hears of it.
@@ -157,7 +163,7 @@ def profile(
             block=fingerprint.block,
             rule=Rule(fingerprint.rule),
             repeats=repeats,
-            compiled=compiled,
+            tell=tell,
             clock=clock,
         ),
         max_batch=max_batch,
@@ -178,7 +184,7 @@ def fill(
     spans: Sequence[int],
     method: str,
     predicted: bool = False,
-    watch: Watch = lambda done: None,
+    watch: Watch = lambda done, already: None,
     say: Say = lambda line: None,
 ) -> Profile:
     """Gathers the rounds of every (rows, span), small states first, in a file that takes `path`'s place at the end.
@@ -194,19 +200,24 @@ def fill(
     measured: dict[Shape, float] = {}
     if interrupted is not None and (interrupted.method, interrupted.predicted) == (method, predicted):
         measured |= interrupted.curve.measured
-    done = 0
-    for rows, span in states(max_batch, spans):
-        if any((shape.rows, shape.span) == (rows, span) for shape in measured):
-            done += len(plans(rows, fingerprint.block))
-            watch(done)
-            continue
-        found: dict[Shape, float] = {}
-        for shape, seconds in rounds_of(rows, span):
-            found[shape] = seconds
-            done += 1
-            watch(done)
-        measured |= found
-        save_profile(partial, _profile(fingerprint, measured, method, predicted))
+    elif interrupted is not None:
+        count, way = len(interrupted.curve.measured), interrupted.method
+        say(f"The {count} kinds of round that an interrupted run timed in another way ({way}) are timed anew.")
+    done = already = 0
+    with keeping(lambda: _kept(done)):
+        for rows, span in states(max_batch, spans):
+            if any((shape.rows, shape.span) == (rows, span) for shape in measured):
+                done += len(plans(rows, fingerprint.block))
+                already = done
+                watch(done, already)
+                continue
+            found: dict[Shape, float] = {}
+            for shape, seconds in rounds_of(rows, span):
+                found[shape] = seconds
+                watch(done + len(found), already)
+            measured |= found
+            save_profile(partial, _profile(fingerprint, measured, method, predicted))
+            done += len(found)
     result = _profile(fingerprint, measured, method, predicted)
     if before is not None:
         result = _merged(before, result)
@@ -216,6 +227,12 @@ def fill(
     save_profile(path, result)
     partial.unlink(missing_ok=True)
     return result
+
+
+def _kept(done: int) -> str:
+    if not done:
+        return "Nothing was measured to its end yet."
+    return f"The {done} kinds of round measured so far are kept: the same command goes on from there."
 
 
 def _read(path: Path, fingerprint: Fingerprint, remedy: str) -> Profile | None:

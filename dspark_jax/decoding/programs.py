@@ -13,6 +13,7 @@ from jax.stages import Compiled, Lowered
 from jax.tree_util import PyTreeDef
 
 from dspark_jax.core.arrays import Array, DType
+from dspark_jax.core.signals import COMPILING
 from dspark_jax.decoding.buckets import FEW_PASSES, LITTLE_PADDING, insert, regroup
 from dspark_jax.decoding.round import DecodeState, RoundPlan, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import Guide
@@ -132,7 +133,8 @@ class Programs:
         """
         missing = {(shape, _guide_shape(guide)): guide for shape, guide in wanted}
         pending = {}
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix=COMPILING)
+        try:
             for (shape, like), guide in missing.items():
                 if (shape, like) not in self._compiled:
                     state = jax.eval_shape(lambda shape=shape: self.empty(shape.rows, shape.span))
@@ -141,6 +143,9 @@ class Programs:
             for done, future in enumerate(as_completed(pending), 1):
                 self._compiled[pending[future]] = future.result()
                 watch(done, len(pending))
+        finally:
+            # After Ctrl-C nobody wants the rest, nor to wait for what is being compiled.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def lower(self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws) -> Lowered:
         """The program of a round, ahead of time: target, drafter, state and guide may all be shapes with shardings."""

@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.core.logs import NowAndThen
 from dspark_jax.data.journal import require_writable
 from dspark_jax.data.tokenizer import ChatTokenizer, load_tokenizer
 from dspark_jax.decoding.confidence import Estimator
+from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.fitted import Fitted
 from dspark_jax.decoding.online import OnlineEstimator
+from dspark_jax.decoding.rejection import Rule
 from dspark_jax.decoding.scheduler import FixedLength
 from dspark_jax.decoding.slots import DecodeSlots
 from dspark_jax.drafters.base import Drafter, NoDrafter
@@ -28,15 +31,18 @@ from dspark_jax.engine.scheduling import (
     Scheduling,
     Subject,
     add_scheduling_arguments,
+    check_curve,
     check_scheduling,
     choose_scheduling,
     knows_chances,
     require_kept,
 )
 from dspark_jax.interop import huggingface
+from dspark_jax.interop.deepspec_config import DrafterConfig
+from dspark_jax.interop.drafter_kinds import abstract_drafter
 from dspark_jax.interop.drafters import check_drafter, load_drafter
 from dspark_jax.interop.smollm2 import WRITABLE_CACHE, cache_root
-from dspark_jax.targets.model import Target
+from dspark_jax.targets.model import Target, TargetSpec
 
 DEFAULT_TARGET = "smollm2_135m"
 NO_DRAFT = "none"
@@ -92,13 +98,14 @@ class LoadedModel:
         max_queue: int,
         drafting: bool = True,
         refit_every: int | None = None,
-        watch: Callable[[int, int], None] = lambda done, total: None,
+        say: Say = lambda line: None,
     ) -> Engine:
         """An engine that is not started yet; without `drafting` it decodes autoregressively.
 
-        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed. `watch` hears,
-        while it starts, how many of its rounds are compiled, of how many.
+        With `refit_every` confidences are fitted anew after so many rounds, to what these rounds showed. `say` hears
+        now and then, while it starts, how many of its rounds are compiled.
         """
+        now_and_then = NowAndThen(say)
         drafter = self.drafter if drafting else NoDrafter()
         scheduling = self.scheduling if drafting else Scheduling()
         online = None
@@ -118,7 +125,7 @@ class LoadedModel:
                 # Reading confidences costs a little; only policies that look at them pay it.
                 estimator=None if isinstance(scheduling.policy, FixedLength) else self.estimator,
                 dtype=jnp.dtype(self.dtype),
-                watch=watch,
+                watch=lambda done, total: now_and_then(f"{done} of {total} kinds of round are compiled ..."),
             )
             return slots if online is None else RefittingSlots(slots, online)
 
@@ -187,11 +194,13 @@ def load_model(args: argparse.Namespace, say: Say) -> LoadedModel:
         draft_config = check_drafter(draft, spec)
         fitted = load_estimator(args.estimator, draft, draft_config.block_size, say)
     confident = knows_chances(draft_config, calibrated=fitted is not None)
-    check_scheduling(args, block=0 if draft_config is None else draft_config.block_size, confident=confident)
+    policy = check_scheduling(args, block=0 if draft_config is None else draft_config.block_size, confident=confident)
     if args.step_curve == MEASURE:
         require_kept()
     on_cpu = jax.default_backend() == "cpu"
     dtype = args.dtype or ("float32" if on_cpu else "bfloat16")
+    if draft_config is not None:
+        check_curve(args, policy, lambda: _fingerprint(spec, draft_config, dtype, Rule(args.rule)))
     say(f"Loading the target from {directory} ({dtype}) ...")
     target = huggingface.load_target(directory, dtype=jnp.dtype(dtype))
     tokenizer = load_tokenizer(directory)
@@ -258,6 +267,10 @@ def _drafter_directory(draft: str | None, target: str, say: Say) -> Path | None:
         return shipped
     say(f"No drafter is shipped for {target}: decoding without one. Give one with --draft.")
     return None
+
+
+def _fingerprint(spec: TargetSpec, drafter: DrafterConfig, dtype: str, rule: Rule) -> Fingerprint:
+    return Fingerprint.expected(spec, abstract_drafter(drafter, jnp.dtype(dtype)), dtype=dtype, rule=rule)
 
 
 def _served_name(target: str, directory: Path) -> str:

@@ -18,15 +18,9 @@ class Batcher(Generic[Job]):
     def __init__(self, *, max_batch: int, max_queue: int) -> None:
         self.capacity = max_batch + max_queue
         self._waiting: deque[Job] = deque()
-        self._outstanding = 0
+        self._outstanding: list[Job] = []
         self._closed = False
         self._changed = threading.Condition()
-
-    @property
-    def queued(self) -> tuple[Job, ...]:
-        """The jobs without a slot."""
-        with self._changed:
-            return tuple(self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -34,9 +28,10 @@ class Batcher(Generic[Job]):
         return len(self._waiting)
 
     @property
-    def outstanding(self) -> int:
-        """Jobs offered and not done: those that wait and those in a slot."""
-        return self._outstanding
+    def outstanding(self) -> tuple[Job, ...]:
+        """Jobs offered and not done: those that wait, those in a slot, and those on their way into one."""
+        with self._changed:
+            return tuple(self._outstanding)
 
     @property
     def closed(self) -> bool:
@@ -45,10 +40,10 @@ class Batcher(Generic[Job]):
     def offer(self, jobs: Sequence[Job]) -> bool:
         """Queues all the jobs, or none of them and returns False where there is no place for all or it is closed."""
         with self._changed:
-            if self._closed or self._outstanding + len(jobs) > self.capacity:
+            if self._closed or len(self._outstanding) + len(jobs) > self.capacity:
                 return False
             self._waiting.extend(jobs)
-            self._outstanding += len(jobs)
+            self._outstanding.extend(jobs)
             self._changed.notify_all()
             return True
 
@@ -63,13 +58,13 @@ class Batcher(Generic[Job]):
             if job not in self._waiting:
                 return False
             self._waiting.remove(job)
-            self._finish_one()
+            self._finish(job)
             return True
 
-    def done(self) -> None:
+    def done(self, job: Job) -> None:
         """A job that was taken has ended: its place is free."""
         with self._changed:
-            self._finish_one()
+            self._finish(job)
 
     def close(self) -> None:
         """Accepts nothing from now on; what was accepted stays."""
@@ -83,6 +78,6 @@ class Batcher(Generic[Job]):
             if not self._waiting and not self._closed:
                 self._changed.wait()
 
-    def _finish_one(self) -> None:
-        self._outstanding -= 1
+    def _finish(self, job: Job) -> None:
+        self._outstanding.remove(job)
         self._changed.notify_all()

@@ -96,13 +96,12 @@ class Engine:
     @property
     def outstanding(self) -> int:
         """Choices accepted and not ended."""
-        return self._batcher.outstanding
+        return len(self._batcher.outstanding)
 
     @property
     def open_requests(self) -> int:
         """Requests accepted and not ended, each of them one however many choices it has."""
-        jobs = (*self._live.copy().values(), *self._batcher.queued)
-        return len({job.ticket for job in jobs if not job.ticket.cancelled})
+        return len({job.ticket for job in self._batcher.outstanding if not job.ticket.cancelled})
 
     def start(self) -> None:
         # Said first: a Ctrl-C inside Thread.start leaves a thread that runs and does not look alive yet.
@@ -198,7 +197,7 @@ class Engine:
         jobs: list[Job] = []
         while len(jobs) < self.slots.free and (job := self._batcher.take()) is not None:
             if job.ticket.cancelled:
-                self._batcher.done()
+                self._batcher.done(job)
             else:
                 jobs.append(job)
         if not jobs:
@@ -207,7 +206,7 @@ class Engine:
             handles = self.slots.admit_many([job.choice.prompt for job in jobs], [job.choice.sampling for job in jobs])
         except Exception as error:
             for job in jobs:
-                self._batcher.done()
+                self._batcher.done(job)
                 job.ticket.fail(internal())
             # A ValueError is the slots' own word that they cannot serve these requests; the others are untouched.
             if not isinstance(error, ValueError):
@@ -243,8 +242,7 @@ class Engine:
 
     def _leave(self, handle: int) -> None:
         self.slots.release(handle)
-        del self._live[handle]
-        self._batcher.done()
+        self._batcher.done(self._live.pop(handle))
 
     @property
     def slots(self) -> Slots:
@@ -264,13 +262,13 @@ class Engine:
     def _end_live(self, refusal: Refusal) -> None:
         live, self._live = self._live, {}
         for job in live.values():
-            self._batcher.done()
+            self._batcher.done(job)
             job.ticket.fail(refusal)
 
     def _end_all(self, refusal: Refusal) -> None:
         self._end_live(refusal)
         while (job := self._batcher.take()) is not None:
-            self._batcher.done()
+            self._batcher.done(job)
             job.ticket.fail(refusal)
 
     def _why_ended(self) -> str:

@@ -8,7 +8,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from dspark_jax.core.logs import NowAndThen, print_once
+from dspark_jax.core.logs import print_once
+from dspark_jax.core.signals import Terminated, end, last_words, terminable
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
 from dspark_jax.engine.leaving import leave
@@ -22,30 +23,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until a signal: 0 after a clean stop, 1 after a failed engine, 2 for what cannot be served."""
     args = parse_arguments(argv)
     print_once()
-    # Until the server handles signals itself, a polite kill is the same as Ctrl-C.
-    original = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _bound_socket(args.host, args.port) as listener:
+        # Until the server handles signals itself, a polite kill is the same as Ctrl-C.
+        with terminable(), _bound_socket(args.host, args.port) as listener:
             return _serve(args, listener)
-    except KeyboardInterrupt:
-        _say("Stopped.")
-        return 0
+    except (KeyboardInterrupt, Terminated) as ended:
+        _say(last_words("Stopped.", ended))
+        return end(0)
     except (ValueError, OSError) as error:
         print(f"serve: {error}", file=sys.stderr)
         return USAGE_ERROR
-    finally:
-        signal.signal(signal.SIGTERM, original)
 
 
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     remember_compilations(_say)
     model = load_model(args, _say)
-    now_and_then = NowAndThen(_say)
-    engine = model.engine(
-        max_queue=args.max_queue,
-        refit_every=args.refit_every,
-        watch=lambda done, total: now_and_then(f"{done} of {total} kinds of round are compiled ..."),
-    )
+    engine = model.engine(max_queue=args.max_queue, refit_every=args.refit_every, say=_say)
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     if args.api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         _say(f"Anyone who can reach {args.host} can use this server: --api-key would ask them for a key.")

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.core.logs import NowAndThen
 from dspark_jax.data.journal import require_writable
 from dspark_jax.decoding.fingerprint import Fingerprint
-from dspark_jax.decoding.measure import default_spans, profile
+from dspark_jax.decoding.measure import default_spans, plans, profile, states
 from dspark_jax.decoding.profile import StepCurve
 from dspark_jax.decoding.profile_file import Profile, load_profile
 from dspark_jax.decoding.programs import Programs
@@ -129,6 +130,19 @@ def check_scheduling(args: argparse.Namespace, *, block: int, confident: bool) -
     return name
 
 
+def check_curve(args: argparse.Namespace, name: str | None, fingerprint: Callable[[], Fingerprint]) -> None:
+    """ValueError, OSError before anything is loaded for the step curve that choose_scheduling would refuse.
+
+    name: what check_scheduling returned. fingerprint: asked for only where the flags need a curve that is there.
+    """
+    given = args.step_curve
+    if name not in (None, *_FOLLOWING) or given in (NONE, MEASURE) or (name is None and given is None):
+        return
+    mine = fingerprint()
+    path = profile_path(mine) if given is None else Path(given).expanduser()
+    _require(_read(path, given, mine, must=True, say=lambda line: None), name)
+
+
 def choose_scheduling(
     args: argparse.Namespace, subject: Subject, *, max_batch: int, max_len: int, say: Say
 ) -> Scheduling:
@@ -145,11 +159,7 @@ def choose_scheduling(
     curve = None
     if subject.confident and args.step_curve != NONE:
         curve = _curve(args.step_curve, subject, rule, max_batch, max_len, must=name is not None, say=say)
-    if curve is None and name is not None:
-        raise ValueError(
-            f"--policy {name} needs a step curve, and none was measured for this model on this machine: "
-            "run `dspark profile`, or give --step-curve measure"
-        )
+    _require(curve, name)
     if curve is None:
         unmeasured = subject.confident and args.step_curve != NONE
         say(f"Every draft is verified (fixed{'; `dspark profile` lets that follow the load' if unmeasured else ''}).")
@@ -182,16 +192,8 @@ def _curve(
     path = profile_path(fingerprint) if given in (None, MEASURE) else Path(given).expanduser()
     if given == MEASURE:
         return _measured(path, fingerprint, subject, max_batch, max_len, say).curve
-    if given is None and not path.exists():
-        return None
-    if not path.exists():
-        raise FileNotFoundError(f"--step-curve {given}: there is no such file; `dspark profile` writes one")
-    try:
-        found = load_profile(path, fingerprint, predicted=given is not None)
-    except ValueError as error:
-        if given is not None or must:
-            raise
-        say(f"{error}.")
+    found = _read(path, given, fingerprint, must=must, say=say)
+    if found is None:
         return None
     if found.predicted:
         say(f"{path} was predicted, not measured: {found.method}.")
@@ -201,10 +203,43 @@ def _curve(
     return found.curve
 
 
+def _read(path: Path, given: str | None, fingerprint: Fingerprint, *, must: bool, say: Say) -> Profile | None:
+    """What `path` holds; None where nothing has to be there and nothing of use is."""
+    if given is None and not path.exists():
+        return None
+    if not path.exists():
+        raise FileNotFoundError(f"--step-curve {given}: there is no such file; `dspark profile` writes one")
+    try:
+        return load_profile(path, fingerprint, predicted=given is not None)
+    except ValueError as error:
+        if given is not None or must:
+            raise
+        say(f"{error}.")
+        return None
+
+
+def _require(curve: Profile | StepCurve | None, name: str | None) -> None:
+    if curve is None and name is not None:
+        raise ValueError(
+            f"--policy {name} needs a step curve, and none was measured for this model on this machine: "
+            "run `dspark profile`, or give --step-curve measure"
+        )
+
+
 def _measured(
     path: Path, fingerprint: Fingerprint, subject: Subject, max_batch: int, max_len: int, say: Say
 ) -> Profile:
     programs = Programs(subject.target, subject.drafter, dtype=jnp.dtype(subject.dtype))
     spans = default_spans(max_len, fingerprint.block, on_cpu=jax.default_backend() == "cpu")
     say(f"Measuring rounds of up to {max_batch} requests; what is measured is kept in {path} ...")
-    return profile(path, fingerprint, programs, max_batch=max_batch, spans=spans, say=say)
+    total = sum(len(plans(rows, fingerprint.block)) for rows, _ in states(max_batch, spans))
+    now_and_then, measured = NowAndThen(say), 0
+
+    def watch(done: int, _already: int) -> None:
+        nonlocal measured
+        measured = done
+
+    def tell(text: str) -> None:
+        now_and_then(f"{measured} of {total} kinds of round are measured, {text} ...")
+
+    return profile(path, fingerprint, programs, max_batch=max_batch, spans=spans, watch=watch, tell=tell, say=say)

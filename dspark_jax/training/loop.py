@@ -7,6 +7,7 @@ from signal import Signals
 
 from rich.console import Console
 
+from dspark_jax.core.signals import Terminated, unmasked
 from dspark_jax.interop.tensor_files import read_json
 from dspark_jax.training.cached_step import CachedStep
 from dspark_jax.training.checkpoint import Checkpoints
@@ -62,12 +63,13 @@ def train(
         checkpoints.require(flatten(config), FREE_ON_RESUME | {_CONTENTS})
         if (run_dir / "drafter" / RECORD).exists():
             return _report_finished(run_dir, console)
-        return _train(config, run_dir, checkpoints, command, console)
-    except KeyboardInterrupt:
-        # While all is made ready, or by a second Ctrl-C.
+        with unmasked():
+            return _train(config, run_dir, checkpoints, command, console)
+    except (KeyboardInterrupt, Terminated) as ended:
+        # While all is made ready, or by a second signal.
         step = checkpoints.latest or 0
         _say(console, f"Stopped at once; step {step} is what was saved last. To go on: {command}")
-        return Stopped(step=step, signal=Signals.SIGINT)
+        return Stopped(step=step, signal=Signals.SIGTERM if isinstance(ended, Terminated) else Signals.SIGINT)
     finally:
         checkpoints.close()
 

@@ -186,13 +186,14 @@ def test_what_too_few_rounds_would_say_replaces_nothing(outcomes, flags, monkeyp
     assert (f"{fitting} rounds in the half that fits are too few" in capsys.readouterr().err) == (code == 2)
 
 
-def test_an_interrupt_leaves_what_was_there(outcomes, flags, monkeypatch, tmp_path):
+def test_an_interrupt_leaves_what_was_there(outcomes, flags, monkeypatch, tmp_path, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     (tmp_path / "calibration.json").write_text("before")
     monkeypatch.setattr(verb, "calibrate", interrupted)
     assert main(["calibrate", *flags, "--out", str(tmp_path)]) == 130
+    assert "Interrupted. Nothing is written: the same command starts over." in capsys.readouterr().err
     assert (tmp_path / "calibration.json").read_text() == "before"
 
 

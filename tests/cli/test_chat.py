@@ -7,10 +7,12 @@ import re
 import pytest
 
 from dspark_jax.cli import chat
+from dspark_jax.core.signals import Terminated
 from dspark_jax.data.tokenizer import load_tokenizer
 from dspark_jax.decoding.slots import SlotRound
 from dspark_jax.engine.assembly import LoadedModel
 from dspark_jax.engine.engine import Engine
+from dspark_jax.engine.leaving import leave
 
 EOS = 1
 
@@ -80,7 +82,8 @@ def scripted(monkeypatch, flags):
         slots.live = {}
         return slots
 
-    def engine(self, *, max_queue, drafting=True):
+    def engine(self, *, max_queue, drafting, say):
+        say("1 of 2 kinds of round are compiled ...")
         return Engine(
             make_slots,
             detokenizer=self.tokenizer.stream,
@@ -113,12 +116,24 @@ def test_answers_that_are_to_be_repeatable_do_not_depend_on_what_a_policy_makes_
 
 def test_an_answer_comes_with_accepted_length_and_speed_and_without_colours(scripted, talk):
     out = talk("hello")
-    first, second, *rest = out.splitlines()
-    assert first == "abcdefgh"
+    question, first, second, *rest = out.splitlines()
+    assert (question, first) == ("> hello", "abcdefgh")
     # Two rounds of four tokens and one that brings the end.
     assert re.fullmatch(r"\(8 tokens, accepted length 3\.00, [0-9.]+ tokens/s\)", second)
     assert rest == []
     assert "\x1b" not in out
+
+
+def test_a_transcript_holds_the_questions_and_is_apart_from_the_news(scripted, monkeypatch, capsys, flags):
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/temperature\n  two  "))
+    chat.run(flags())
+    out, err = capsys.readouterr()
+    lines = [line for line in out.splitlines() if not line.startswith("(")]
+    assert lines == ["> one", "abcdefgh", "> /temperature", "The temperature is 0.7.", "> two", "abcdefgh"]
+    assert err.splitlines()[-2:] == [
+        "Compiling; the first time takes longest ...",
+        "1 of 2 kinds of round are compiled ...",
+    ]
 
 
 def test_the_conversation_goes_on_until_it_is_reset(scripted, talk):
@@ -132,7 +147,7 @@ def test_the_conversation_goes_on_until_it_is_reset(scripted, talk):
 
 def test_compare_runs_the_last_prompt_again_and_says_the_ratio(scripted, talk):
     out = talk("/compare", "hello", "/compare", args=("--temperature", "0"))
-    assert out.startswith("There is nothing to compare yet")
+    assert out.startswith("> /compare\nThere is nothing to compare yet")
     assert re.search(r"with drafting: +[0-9.]+ tokens/s, accepted length 3\.00\n", out)
     assert re.search(r"without drafting: +[0-9.]+ tokens/s\n", out)
     assert re.search(r"speed-up: +[0-9.]+x\n", out)
@@ -236,6 +251,22 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(scripted, terminal, monkeypa
     assert "(/exit or Ctrl-D leaves)" in out
     assert shown == ["abc", "d", "abc", "d", "efg", "h"]
     assert scripted.prompts[1] == "u:one\na:abcd\nu:two\na:", "what was said stays said"
+
+
+@pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_chat_that_a_signal_ends_leaves_its_engine_with_the_status_of_the_signal(
+    scripted, flags, monkeypatch, ended, code
+):
+    class Ending(io.StringIO):
+        def readline(self):
+            raise ended
+
+    left = []
+    monkeypatch.setattr("sys.stdin", Ending())
+    monkeypatch.setattr(chat, "leave", lambda engine, *how: left.append((leave(engine, 0), *how)))
+    with pytest.raises(ended):
+        chat.run(flags())
+    assert left == [(0, code, "Interrupted.\n")]
 
 
 def test_control_characters_of_the_model_do_not_reach_the_terminal(scripted, terminal):

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 import types
@@ -5,6 +6,7 @@ import types
 import pytest
 
 from dspark_jax.cli import main as cli
+from dspark_jax.core.signals import keeping
 
 
 def test_help_lists_every_verb_without_importing_one():
@@ -76,7 +78,14 @@ def test_faults_of_the_program_are_not_hidden(verb):
         cli.main(["data"])
 
 
-def test_an_interrupt_ends_without_a_traceback(verb, capsys):
-    verb(fail(KeyboardInterrupt()))
-    assert cli.main(["data"]) == 130
-    assert capsys.readouterr().err == "Interrupted.\n"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_without_a_traceback_and_with_what_the_verb_keeps(verb, capsys, number, heard_sigint):
+    @keeping(lambda: "Half of it is kept.")
+    def act(args):
+        signal.raise_signal(number)
+
+    verb(act)
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["data"]) == 128 + number
+    assert capsys.readouterr().err == "Interrupted. Half of it is kept.\n"
+    assert signal.getsignal(signal.SIGTERM) is before

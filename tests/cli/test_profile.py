@@ -25,7 +25,7 @@ def scripted(monkeypatch, tmp_path):
     """Every token takes a second, beside ten for a round; the states that were asked for."""
     asked = []
 
-    def measure(programs, rows, span, *, block, rule, repeats, compiled, clock):
+    def measure(programs, rows, span, *, block, rule, repeats, tell, clock):
         asked.append((rows, span, repeats))
         for plan, tokens in plans(rows, block, rule):
             yield Shape(rows, span, tokens, plan.drafts), 10.0 + tokens
@@ -50,6 +50,7 @@ def refused(capsys, *flags):
 def test_serving_finds_what_was_measured(scripted, flags, capsys):
     assert main(["profile", *flags, "--max-batch", "2", "--repeats", "3"]) == 0
     out, err = capsys.readouterr()
+    assert "Measuring 26 kinds of round" in err
     assert scripted == [(rows, span, 3) for rows in (1, 2) for span in SPANS]
     assert "1.1e+04" in out
     assert max(map(len, out.splitlines())) <= 80

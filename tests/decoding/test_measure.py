@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dspark_jax.core.signals import last_words
 from dspark_jax.decoding import round as round_module
 from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.measure import default_spans, fill, measure, plans, profile, row_buckets, typical_seconds
@@ -28,7 +29,7 @@ def measured(five, fingerprint, tmp_path_factory):
     in turn: path, profile, what was packed."""
     path = tmp_path_factory.mktemp("profile") / "curve.json"
     elapsed = iter([each for turn in (1000.0, 5.0, 7.0, 7.0, 100.0, 7.0, 1.0) for each in [0.0, turn] * 4])
-    now, packed, seen, laws, compiled = [0.0], [], [], [], []
+    now, packed, seen, laws, told = [0.0], [], [], [], []
     packing = round_module.packing
 
     def clock():
@@ -46,10 +47,10 @@ def measured(five, fingerprint, tmp_path_factory):
             return run(plan, state, guide, draws)
 
         patch.setattr(programs, "round", spied)
-        options = {"max_batch": 2, "spans": (40,), "repeats": 3, "watch": seen.append, "clock": clock}
-        options["compiled"] = lambda done, total: compiled.append((done, total))
+        options = {"max_batch": 2, "spans": (40,), "repeats": 3, "clock": clock}
+        options |= {"watch": lambda done, already: seen.append((done, already)), "tell": told.append}
         found = profile(path, fingerprint, programs, **options)
-    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws, compiled=compiled)
+    return SimpleNamespace(path=path, profile=found, packed=packed, seen=seen, laws=laws, told=told)
 
 
 def test_d_31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(measured):
@@ -103,8 +104,11 @@ def test_neither_a_slow_turn_nor_a_round_that_was_held_up_favours_a_plan():
 def test_what_was_measured_is_written_and_nothing_partial_stays(measured, fingerprint):
     assert load_profile(measured.path, fingerprint) == measured.profile
     assert list(measured.path.parent.iterdir()) == [measured.path]
-    assert measured.seen == [1, 2, 3, 4]
-    assert measured.compiled == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert measured.seen == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    assert measured.told == [
+        *(f"{done} of the next 4 compiled" for done in range(1, 5)),
+        *(f"the next 4 timed {turn} of 6 times" for turn in range(1, 7)),
+    ]
 
 
 def script(asked, stop_at=None):
@@ -123,23 +127,28 @@ def script(asked, stop_at=None):
 def test_an_interrupted_run_goes_on_where_it_was(fingerprint, tmp_path):
     path, asked = tmp_path / "curve.json", []
     options = {"max_batch": 4, "spans": (256, 512), "method": "by script"}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as ended:
         fill(path, fingerprint, script(asked, stop_at=(2, 512)), **options)
+    assert "The 10 kinds of round measured so far are kept" in last_words("", ended.value)
     assert not path.exists()
     assert asked == [(1, 256), (1, 512), (2, 256)]
     seen = []
-    found = fill(path, fingerprint, script(asked), **options, watch=seen.append)
+    found = fill(path, fingerprint, script(asked), **options, watch=lambda *counts: seen.append(counts))
     assert asked == [(1, 256), (1, 512), (2, 256), (2, 512), (4, 256), (4, 512)]
-    assert seen[-1] == len(found.curve.measured) == 22
+    assert seen[-1] == (len(found.curve.measured), 10) == (22, 10)
     assert found == load_profile(path, fingerprint)
 
 
-def test_what_was_measured_in_another_way_is_not_gone_on_with(fingerprint, tmp_path):
-    path, asked = tmp_path / "curve.json", []
-    with pytest.raises(KeyboardInterrupt):
-        fill(path, fingerprint, script(asked, stop_at=(2, 256)), max_batch=2, spans=(256,), method="one")
-    fill(path, fingerprint, script(asked), max_batch=2, spans=(256,), method="two")
+def test_what_was_measured_in_another_way_is_not_gone_on_with_and_that_is_said(fingerprint, tmp_path):
+    path, asked, said = tmp_path / "curve.json", [], []
+    for stop_at, words in (((1, 256), "Nothing was measured"), ((2, 256), "The 3 kinds of round")):
+        with pytest.raises(KeyboardInterrupt) as ended:
+            fill(path, fingerprint, script(asked, stop_at), max_batch=2, spans=(256,), method="one", say=said.append)
+        assert words in last_words("", ended.value)
+    assert said == []
+    fill(path, fingerprint, script(asked), max_batch=2, spans=(256,), method="two", say=said.append)
     assert asked == [(1, 256), (1, 256), (2, 256)]
+    assert said == ["The 3 kinds of round that an interrupted run timed in another way (one) are timed anew."]
 
 
 def test_what_an_interrupted_run_of_another_machine_left_is_refused(fingerprint, tmp_path):

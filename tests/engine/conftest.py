@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,14 +73,17 @@ class _Request:
 class ScriptedSlots:
     """The slots' interface over a script. Rounds bring 1 to 4 tokens, from up to 3 drafts.
 
-    `script` overrides what is said to a prompt. While `gate` is clear no round happens. `failures` are raised by the
-    next rounds (None lets one pass), `admission_failures` by the next admissions.
+    `script` overrides what is said to a prompt. While `gate` is clear no round happens, and while `door` is no
+    admission. A round takes `pace` seconds. `failures` are raised by the next rounds (None lets one pass),
+    `admission_failures` by the next admissions.
     """
 
     max_batch: int = 2
     max_len: int = MAX_LEN
     script: dict = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
+    door: threading.Event = field(default_factory=threading.Event)
+    pace: float = 0.0
     failures: list = field(default_factory=list)
     admission_failures: list = field(default_factory=list)
     warm_up_failures: list = field(default_factory=list)
@@ -92,7 +96,9 @@ class ScriptedSlots:
         self.ended_at = []
         self.largest_batch = 0
         self.changed = threading.Condition()
+        self.asked = 0
         self.gate.set()
+        self.door.set()
 
     def build(self):
         """What the engine calls for fresh slots."""
@@ -110,6 +116,8 @@ class ScriptedSlots:
 
     def admit_many(self, prompts, samplings):
         assert len(prompts) <= self.free
+        self.asked += len(prompts)
+        self.door.wait(10)
         if self.admission_failures:
             raise self.admission_failures.pop(0)
         return [self.admit(*request) for request in zip(prompts, samplings, strict=True)]
@@ -131,6 +139,7 @@ class ScriptedSlots:
 
     def step(self):
         self.gate.wait(10)
+        time.sleep(self.pace)
         if self.failures and (failure := self.failures.pop(0)) is not None:
             raise failure
         self.largest_batch = max(self.largest_batch, len(self.requests))
@@ -179,6 +188,7 @@ def make_engine():
     yield make
     for engine, slots in engines:
         slots.gate.set()
+        slots.door.set()
         engine.abort()
         assert engine.join(10.0)
 

@@ -18,11 +18,11 @@ def test_slots_and_queue_together_bound_what_is_outstanding():
     batcher = Batcher(max_batch=2, max_queue=1)
     assert batcher.offer(["a", "b", "c"])
     assert not batcher.offer(["d"])
-    batcher.take()
+    assert batcher.take() == "a"
     assert not batcher.offer(["d"]), "a job in a slot still counts"
-    batcher.done()
+    batcher.done("a")
     assert batcher.offer(["d"])
-    assert batcher.outstanding == 3
+    assert batcher.outstanding == ("b", "c", "d")
 
 
 def test_all_jobs_of_a_request_or_none():
@@ -39,7 +39,7 @@ def test_a_withdrawn_job_frees_its_place_and_a_taken_one_cannot_be_withdrawn():
     assert not batcher.withdraw("b")
     assert batcher.take() == "a"
     assert not batcher.withdraw("a")
-    assert batcher.outstanding == 1
+    assert batcher.outstanding == ("a",)
 
 
 def test_a_closed_batcher_takes_nothing_and_keeps_what_it_has():
@@ -73,15 +73,15 @@ def test_places_are_never_lost_under_concurrent_use():
                 accepted.append(job)
                 if i % 3 == 0:
                     batcher.withdraw(job)
-                elif batcher.take() is not None:
-                    batcher.done()
+                elif (taken := batcher.take()) is not None:
+                    batcher.done(taken)
 
     threads = [threading.Thread(target=offer, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    while batcher.take() is not None:
-        batcher.done()
+    while (taken := batcher.take()) is not None:
+        batcher.done(taken)
     assert accepted
-    assert batcher.outstanding == 0
+    assert batcher.outstanding == ()

@@ -8,15 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from dspark_jax.decoding.fingerprint import Fingerprint
+from dspark_jax.decoding.profile import Shape, StepCurve
+from dspark_jax.decoding.profile_file import Profile, save_profile
+from dspark_jax.decoding.rejection import Rule
 from dspark_jax.engine import assembly
 from dspark_jax.engine.launch import main, parse_arguments
 from dspark_jax.interop import huggingface
+from dspark_jax.interop.drafter_kinds import abstract_drafter
+from dspark_jax.interop.drafters import load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,13 +136,33 @@ def test_more_context_than_the_target_has_is_refused(refused, tiny_target_dir):
         (["--policy", "two-step"], "run `dspark profile`, or give --step-curve measure"),
         (["--policy", "threshold"], "--policy threshold needs --confidence-threshold P"),
         (["--verify-length", "9"], "more than the drafter's block of 5"),
-        (["--step-curve", "nowhere.json"], "nowhere.json"),
+        (["--step-curve", "nowhere.json"], "nowhere.json: there is no such file"),
+        (["--step-curve", "broken.json"], "broken.json is not valid JSON"),
+        (["--step-curve", "other.json"], "other.json is the step curve of something else: its target is another"),
+        (["--policy", "two-step", "--step-curve", "other.json"], "and here it is llama "),
+        (["--estimator", "sts"], "--estimator sts needs"),
+        (["--step-curve", "curve.json"], "load_target"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(
+def test_a_policy_that_cannot_be_is_refused_before_the_target_is_loaded(
     refused, tiny_target_dir, tiny_drafter_dir, tmp_path, monkeypatch, flags, sentence
 ):
+    def load_target(*_, **__):
+        raise ValueError("load_target")
+
+    monkeypatch.setattr(huggingface, "load_target", load_target)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    mine = Fingerprint.expected(
+        huggingface.read_spec(tiny_target_dir),
+        abstract_drafter(load_config(tiny_drafter_dir), "float32"),
+        dtype="float32",
+        rule=Rule.TOKEN,
+    )
+    curve = StepCurve({Shape(1, 256, 1, 0): 1.0, Shape(1, 256, 6, 5): 2.0})
+    for name, target in (("curve.json", mine.target), ("other.json", "another")):
+        save_profile(Path(name), Profile(fingerprint=replace(mine, target=target), curve=curve, method="by hand"))
+    Path("broken.json").write_text("{")
     model = ["--target", str(tiny_target_dir), "--draft", str(tiny_drafter_dir)]
     assert sentence in refused("--port", "0", *model, *flags)
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dspark_jax.core import logs
 from dspark_jax.decoding.generate import Job, generate
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 from dspark_jax.engine.assembly import load_model
@@ -21,12 +22,19 @@ def model(tiny_target_dir, tiny_drafter_dir):
 
 
 @pytest.fixture(scope="module")
-def urls(model, run_server):
+def said():
+    """What is said while the two servers of `urls` start."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def urls(model, run_server, said):
     """The same model served with and without its drafter."""
     with contextlib.ExitStack() as servers:
         urls = []
+        servers.enter_context(pytest.MonkeyPatch.context()).setattr(logs, "_SECONDS_BETWEEN_LINES", 0.0)
         for drafting in (True, False):
-            engine = model.engine(max_queue=8, drafting=drafting)
+            engine = model.engine(max_queue=8, drafting=drafting, say=said.append)
             app = build_app(engine, model.served(engine), model.tokenizer)
             engine.start()
             assert engine.wait_started()
@@ -43,6 +51,13 @@ def ask(client, url, **fields):
 
 def text(reply):
     return reply["choices"][0]["text"]
+
+
+def test_how_far_compiling_is_is_said(urls, said):
+    rounds = [line for line in said if line.endswith(" kinds of round are compiled ...")]
+    assert rounds[0].startswith("1 of ")
+    finished = [line for line in rounds if line.split()[0] == line.split()[2]]
+    assert len(finished) == 2, "with drafts and without"
 
 
 @pytest.mark.parametrize("prompt", ["hello there", "abc", "0123456789" * 5])

@@ -45,13 +45,15 @@ def wait_until_refused(url):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_outlives_the_grace_period_is_told_so(serve, client, make_slots, stream, wait_until):
-    slots = make_slots(script={b"hi": b"x" * 100_000}, max_len=200_000)
+    # Far from its end when it is stopped, with few events on their way to a client that is short of time.
+    slots = make_slots(script={b"hi": b"x" * 100_000}, max_len=200_000, pace=0.002)
     server = serve(slots, grace=0)
     body = {**BODY, "max_tokens": 100_000, "stream": stream}
     pool = ThreadPoolExecutor(1)
     with pool:
         reply = pool.submit(client.post, server.url + "/v1/completions", json=body)
-        wait_until(lambda: server.engine.outstanding)
+        # Before its first round a stream has not begun, and would be refused with a status like any other.
+        wait_until(lambda: any(request.rounds for request in list(slots.requests.values())))
         server.stop()
         response = reply.result()
     assert "stopped before this request was done" in response.text
@@ -75,18 +77,19 @@ def test_how_many_requests_were_cut_short_is_said_whatever_the_engine_is_at(serv
     assert server.said[-2].startswith("2 requests were cut short")
 
 
-def test_requests_of_an_engine_that_cannot_end_are_told_and_counted_too(serve, client, make_slots, wait_until):
-    """As in the middle of a compilation."""
+@pytest.mark.parametrize("held_at", ["gate", "door"])
+def test_requests_of_an_engine_that_cannot_end_are_told_and_counted_too(serve, client, make_slots, wait_until, held_at):
+    """As in the middle of a compilation, of a round or of a prefill."""
     slots = make_slots()
     server = serve(slots, grace=0)
-    slots.gate.clear()
+    getattr(slots, held_at).clear()
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(client.post, server.url + "/v1/completions", json=BODY)
-        wait_until(lambda: slots.requests)
+        wait_until(lambda: slots.asked)
         server.stop()
         answer = reply.result()
         server.join()
-        slots.gate.set()
+        getattr(slots, held_at).set()
     assert answer.status_code == 503
     assert "stopped before this request was done" in answer.json()["error"]["message"]
     assert server.said[-2].startswith("1 request was cut short")
@@ -98,7 +101,7 @@ def test_leaving_waits_for_an_engine_that_can_end(make_engine, make_slots):
     assert engine.state is EngineState.STOPPED
 
 
-def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slots, monkeypatch):
+def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slots, monkeypatch, capsys):
     slots = make_slots()
     engine = make_engine(slots)
     slots.gate.clear()
@@ -106,8 +109,9 @@ def test_leaving_ends_the_process_where_the_engine_cannot(make_engine, make_slot
     slots.wait_for(lambda slots: slots.requests)
     exits = []
     monkeypatch.setattr("os._exit", exits.append)
-    leave(engine, 130)
+    leave(engine, 130, "Interrupted.\n")
     assert exits == [130]
+    assert capsys.readouterr().err == "Interrupted.\n"
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(serve, client):

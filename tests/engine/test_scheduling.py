@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from dspark_jax.core import logs
 from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.profile_file import Profile, save_profile
@@ -131,15 +132,19 @@ def test_a_curve_can_be_measured_at_the_start(choose, profile, mine, monkeypatch
 
     def measured(path, fingerprint, programs, **options):
         asked.append((path, fingerprint, options))
+        options["watch"](13, 0)
+        options["tell"]("1 of the next 8 compiled")
         return profile
 
     monkeypatch.setattr(scheduling, "profile", measured)
+    monkeypatch.setattr(logs, "_SECONDS_BETWEEN_LINES", 0.0)
     found, said = choose("--step-curve", "measure", max_batch=2)
     assert found == Scheduling(policy=TwoStep(), curve=CURVE)
     options = asked[0][2]
     assert asked[0][:2] == (profile_path(mine), mine)
     assert (options["max_batch"], options["spans"]) == (2, (256, 512))
     assert str(profile_path(mine)) in said[0]
+    assert said[1] == "13 of 26 kinds of round are measured, 1 of the next 8 compiled ..."
 
 
 def test_lengths_and_thresholds_name_their_policy(choose):

@@ -1,7 +1,13 @@
-"""A drafter's fingerprint follows its config and weights and nothing else."""
+"""A drafter's fingerprint follows its config and weights and nothing else; that of its rounds needs no weights."""
 
 import shutil
 
+import pytest
+
+from dspark_jax.decoding.fingerprint import Fingerprint
+from dspark_jax.decoding.rejection import Rule
+from dspark_jax.interop.drafter_kinds import abstract_drafter
+from dspark_jax.interop.drafters import load_config, load_drafter
 from dspark_jax.interop.fingerprint import drafter_fingerprint
 
 
@@ -20,3 +26,21 @@ def test_it_changes_with_config_and_weights_alone(golden, tmp_path):
         (copy / name).write_bytes(content)
     (copy / "model-2.safetensors").write_bytes(b"")
     assert drafter_fingerprint(copy) != known
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "drafters/dspark_vanilla_llama"),
+        ("gemma4", "drafters/dflash_gemma4"),
+        ("qwen3", "drafters/eagle3_qwen3"),
+        ("qwen3", "speculators/dspark_vanilla_qwen3_v192"),
+    ],
+)
+def test_what_a_step_curve_belongs_to_is_known_before_anything_is_loaded(golden_target, golden_folder, family, name):
+    target, rule = golden_target(family), Rule.TOKEN
+    shapes = abstract_drafter(load_config(golden_folder(name), target.spec), "float32")
+    loaded = load_drafter(golden_folder(name), target=target)
+    assert Fingerprint.expected(target.spec, shapes, dtype="float32", rule=rule) == Fingerprint.of(
+        target, loaded, dtype="float32", rule=rule
+    )

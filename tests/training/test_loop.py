@@ -18,6 +18,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from dspark_jax.cli.main import main
+from dspark_jax.core.signals import terminable
 from dspark_jax.interop.drafters import load_drafter
 from dspark_jax.interop.huggingface import load_target
 from dspark_jax.training import loop
@@ -179,14 +180,13 @@ def test_a_signal_saves_and_the_same_call_goes_on_bit_for_bit(whole, small_confi
     assert_same_run(tmp_path, whole[0], 6)
 
 
-def test_ctrl_c_while_all_is_made_ready_is_an_end_that_says_how_to_go_on(small_config, tmp_path):
-    # What starts in the background may ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        outcome, said = run(small_config, tmp_path, Signaller("Sampling", signal.SIGINT))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert outcome == Stopped(step=0, signal=signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_all_is_made_ready_is_an_end_that_says_how_to_go_on(
+    small_config, tmp_path, number, heard_sigint
+):
+    with terminable():
+        outcome, said = run(small_config, tmp_path, Signaller("Sampling", number))
+    assert outcome == Stopped(step=0, signal=number)
     assert f"Stopped at once; step 0 is what was saved last. To go on: {COMMAND}" in said
 
 

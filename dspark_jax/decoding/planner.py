@@ -22,6 +22,8 @@ _PRIOR_FRESHNESS = 0.02
 _PRIOR_CONFIDENCE = 0.7
 _PRIOR_ROUNDS = 1
 """What is expected before anything was seen counts as a round of one request."""
+_PATIENCE, _LONGEST_PATIENCE = 32, 512
+"""Rounds without a whole block before one is tried again: the fewest and the most."""
 
 
 class _Option(NamedTuple):
@@ -51,13 +53,17 @@ class Planner:
             raise ValueError(f"scheduler: {type(policy).__name__} needs a step curve; without one use FixedLength")
         self._policy, self._block, self._curve, self._rule = policy, block, curve, rule
         self._switches, self._ahead = switches, ahead
-        self._prior_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
+        # Means of a_k, and of a_(k-1) in the same rounds: those that drafted slot k.
+        self._reached_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
+        self._before_K = _PRIOR_CONFIDENCE ** np.arange(block)
+        self._seen_K = np.full(block, _PRIOR_ROUNDS)
+        self._prior_K = self._reached_K
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
         self._last: tuple[RoundPlan, tuple[int, int, int]] | None = None
         self._age = self._left = 0
-        self._guessed = False
-        self._seen = _PRIOR_ROUNDS
+        self._guessed = self._probing = False
+        self._since, self._patience = 0, _PATIENCE
 
     def plans(self, rows: int) -> tuple[RoundPlan, ...]:
         """Every plan that may be chosen for a state of so many rows."""
@@ -85,14 +91,26 @@ class Planner:
             unknown = np.count_nonzero(outlooks.live_B & ~outlooks.known_B)
             self._guessed = bool(unknown * 2 > np.count_nonzero(outlooks.live_B))
             self._age, self._left = 0, 1 if self._guessed else self._policy.every
-        return self._last[0]
+        return self._probe() or self._last[0]
 
     @property
     def watches(self) -> bool:
         """Whether the round planned last is one to `learn` from: the newest that is read before the next budget."""
         if not isinstance(self._policy, TwoStep):
             return False
-        return self._guessed or self._left == min(self._policy.every, 1 + self._ahead)
+        return self._probing or self._guessed or self._left == min(self._policy.every, 1 + self._ahead)
+
+    def _probe(self) -> RoundPlan | None:
+        """Whole blocks until one was seen, and where for long none was drafted: what is never drafted would else be
+        judged for ever by what was once expected of it. A probe that changes nothing doubles the time to the next."""
+        assert self._last is not None
+        whole = self._last[0].drafts == self._block
+        self._since = 0 if whole else self._since + 1
+        late = self._since > self._patience
+        self._probing = not whole and (late or (self._guessed and int(self._seen_K[-1]) == _PRIOR_ROUNDS))
+        if late:
+            self._since, self._patience = 0, min(2 * self._patience, _LONGEST_PATIENCE)
+        return RoundPlan(drafts=self._block, rule=self._rule) if self._probing else None
 
     def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
         rows = len(outlooks.live_B)
@@ -129,7 +147,7 @@ class Planner:
             best = options[-1]
         promising = max(allowed, key=rate)
         if rate(promising) > rate(best) * (1 + policy.min_gain):
-            best = promising
+            best, self._patience = promising, _PATIENCE
         self._chosen[rows, span] = best
         if best is without:
             outlooks.resting_B[drafting_B] = policy.rest
@@ -138,22 +156,33 @@ class Planner:
     def learn(self, outlooks: Outlooks, picked: Sequence[int], confidence_RK: np.ndarray, rows: int, span: int) -> None:
         """Take in confidences that a round in a state of (rows, span) had of the requests that are now in the picked
         rows; K = 0 after a round without drafts. Worth a call for rounds that the planner `watches`."""
+        # A request whose confidences are no numbers says nothing of others.
+        sound = np.flatnonzero(np.isfinite(confidence_RK).all(axis=1)).tolist()
+        picked, confidence_RK = [picked[index] for index in sound], confidence_RK[sound]
         known = confidence_RK.shape[1]
         if not (isinstance(self._policy, TwoStep) and len(picked) and known):
             return
         survival_RK = np.cumprod(confidence_RK, axis=1, dtype=np.float64)
+        self._learn_prior(survival_RK)
         # Slots that were not drafted fall off as they do on average.
-        rest_RK = survival_RK[:, -1:] * self._prior_K[known:] / self._prior_K[known - 1]
+        rest_RK = survival_RK[:, -1:] * (self._prior_K[known:] / self._prior_K[known - 1])
         survival_RK = np.concatenate([survival_RK, rest_RK], axis=1)
-        # A mean of all that was seen, and once that is much, of the newest.
-        freshness = max(len(picked) / (self._seen + len(picked)), 1 - (1 - _PRIOR_FRESHNESS) ** len(picked))
-        self._seen += len(picked)
-        self._prior_K = (1 - freshness) * self._prior_K + freshness * survival_RK.mean(axis=0)
         gain_R, before_R = survival_RK.sum(axis=1), outlooks.gain_B[picked]
         gain_R = np.where(before_R == 0, gain_R, _FRESHNESS * gain_R + (1 - _FRESHNESS) * before_R)
         outlooks.survival_BK[picked], outlooks.known_B[picked], outlooks.gain_B[picked] = survival_RK, True, gain_R
         idle_R = gain_R < self._break_even(rows, span)
         outlooks.resting_B[picked] = np.where(idle_R, self._policy.rest, outlooks.resting_B[picked])
+
+    def _learn_prior(self, survival_RK: np.ndarray) -> None:
+        """Means of all that was seen of a slot, and once that is much, of the newest."""
+        requests, known = survival_RK.shape
+        before_RK = np.concatenate([np.ones((requests, 1)), survival_RK[:, :-1]], axis=1)
+        newest = 1 - (1 - _PRIOR_FRESHNESS) ** requests
+        freshness_K = np.maximum(requests / (self._seen_K[:known] + requests), newest)
+        for mean_K, found_RK in ((self._reached_K, survival_RK), (self._before_K, before_RK)):
+            mean_K[:known] += freshness_K * (found_RK.mean(axis=0) - mean_K[:known])
+        self._seen_K[:known] += requests
+        self._prior_K = np.cumprod(self._reached_K / self._before_K)
 
     def rates(self, rows: int, span: int) -> np.ndarray | None:
         """Rounds per second that verify n = 0..rows*(K+1) tokens, for the policy that needs them on the device."""

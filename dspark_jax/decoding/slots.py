@@ -204,7 +204,8 @@ class DecodeSlots:
         self.programs.compile_rounds(self.rounds_of([(rows, span) for rows in buckets]), self._watch)
         for rows in buckets:
             handles = [self.admit(prompt, Sampling()) for _ in range(rows)]
-            self.finish(self.start())
+            # Read past the planner: what it would learn of such prompts is nothing to go by.
+            self.start().read()
             for handle in handles:
                 self.release(handle)
             self._rows, self._state, self._outlooks = [], None, Outlooks.empty(0, self.block_size)

@@ -24,8 +24,12 @@ def curve(seconds, rows=ROWS):
     return StepCurve({Shape(rows, SPAN, size, plan.drafts): seconds(size, plan.drafts) for plan, size in plans})
 
 
-def planner(seconds, **policy):
-    return Planner(TwoStep(**{"every": 1} | policy), block=BLOCK, curve=curve(seconds))
+def planner(seconds, *, new=False, **policy):
+    """One that has seen a round of what it expects; a new one has seen nothing."""
+    made = Planner(TwoStep(**{"every": 1} | policy), block=BLOCK, curve=curve(seconds))
+    if not new:
+        made.learn(told(0.7), [0], np.full((1, BLOCK), 0.7), ROWS, SPAN)
+    return made
 
 
 def told(*confidences, rows=ROWS):
@@ -245,14 +249,72 @@ def test_confidences_of_a_shorter_block_are_continued_as_others_fall_off():
 
 
 def test_what_is_expected_of_unknown_requests_is_soon_what_was_seen_of_others():
-    dear = planner(lambda size, drafts: 1.0 + 0.2 * drafts, rest=2)
+    dear = planner(lambda size, drafts: 1.0 + 0.2 * drafts, rest=2, new=True)
     request, drafts = told(0.3), []
     for _ in range(60):
         plan = dear.plan(SPAN, request)
         drafts.append(plan.drafts)
         dear.learn(request, [0], np.full((1, plan.drafts), 0.15), ROWS, SPAN)
     assert any(drafts[:30])
-    assert not any(drafts[30:]), "a drafter that never pays is not tried again and again"
+    assert sum(map(bool, drafts[30:])) <= 1, "a drafter that never pays is seldom tried again"
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(2.0, 0.25), (8.0, 0.25)])
+def test_what_was_expected_before_anything_was_seen_does_not_last(fixed, each):
+    """Requests come and go whose drafts are all but certain, whatever the first guess said of them."""
+    costs = {"seconds": lambda size, drafts: fixed + size + each * drafts, "new": True, "every": 8}
+    some, confidence_K = planner(**costs), np.full(BLOCK, 0.98)
+    kept_K = np.cumsum(np.cumprod(confidence_K))
+    gained = took = 0.0
+    for number in range(60):
+        requests = told(*[0.5] * ROWS)
+        requests.known_B[:] = False
+        for _ in range(20):
+            plan = some.plan(SPAN, requests)
+            drafts, size = plan.drafts, budget(plan)
+            if number >= 20:
+                gained += ROWS * (1 + kept_K[size // ROWS - 2] if size > ROWS else 1)
+                took += costs["seconds"](size, drafts)
+            if some.watches:
+                some.learn(requests, range(ROWS), np.tile(confidence_K[:drafts], (ROWS, 1)), ROWS, SPAN)
+    best = max(ROWS * (1 + kept_K[n - 1]) / costs["seconds"](ROWS * (n + 1), n) for n in range(1, BLOCK + 1))
+    assert gained / took > 0.96 * best
+
+
+def test_until_a_whole_block_was_seen_one_is_drafted():
+    dear = planner(lambda size, drafts: 1.0 + 9.0 * (drafts > 0), new=True)
+    requests = told(0.5)
+    requests.known_B[:] = False
+    for _ in range(2):
+        assert (dear.plan(SPAN, requests), dear.watches) == (RoundPlan(drafts=BLOCK), True)
+    dear.learn(requests, [0], np.full((1, BLOCK), 0.5), ROWS, SPAN)
+    assert dear.plan(SPAN, requests).drafts == 0
+
+
+def test_what_never_pays_is_tried_less_and_less():
+    dear = planner(lambda size, drafts: 1.0 + 9.0 * (drafts > 0))
+    requests, tried = told(0.1), []
+    for round_ in range(4000):
+        drafts = dear.plan(SPAN, requests).drafts
+        tried += [round_] * (drafts > 0)
+        if dear.watches:
+            dear.learn(requests, [0], np.full((1, drafts), 0.1), ROWS, SPAN)
+    waits = np.diff([-1, *tried])
+    assert waits[0] <= 40
+    assert (np.diff(waits) >= 0).all()
+    assert 500 < waits[-1] < 520
+
+
+def test_confidences_that_are_no_numbers_teach_nothing():
+    some, requests = planner(lambda size, _: float(size)), told(0.5, 0.5)
+    some.learn(requests, [0, 1], np.array([[np.nan] * BLOCK, [0.9] * BLOCK]), ROWS, SPAN)
+    clean, others = planner(lambda size, _: float(size)), told(0.5, 0.5)
+    clean.learn(others, [1], np.array([[0.9] * BLOCK]), ROWS, SPAN)
+    np.testing.assert_array_equal(requests.survival_BK, others.survival_BK)
+    fresh = [told(0.5), told(0.5)]
+    for each in fresh:
+        each.known_B[:] = False
+    assert some.plan(SPAN, fresh[0]) == clean.plan(SPAN, fresh[1])
 
 
 def test_a_guess_does_not_last():

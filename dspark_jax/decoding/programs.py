@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -131,18 +132,26 @@ class Programs:
 
         One after the other, as they come up, would leave all cores but one without work.
         """
-        missing = {(shape, _guide_shape(guide)): guide for shape, guide in wanted}
-        pending = {}
+        every = {(shape, _guide_shape(guide)): guide for shape, guide in wanted}
+        missing = {key: guide for key, guide in every.items() if key not in self._compiled}
+        pending: dict[Future[Compiled], tuple[RoundShape, _GuideShape]] = {}
+        counts = count(1)
+
+        def keep(over: Iterable[Future[Compiled]]) -> None:
+            for future in over:
+                self._compiled[pending.pop(future)] = future.result()
+                watch(next(counts), len(missing))
+
         pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix=COMPILING)
         try:
-            for (shape, like), guide in missing.items():
-                if (shape, like) not in self._compiled:
-                    state = jax.eval_shape(lambda shape=shape: self.empty(shape.rows, shape.span))
-                    lowered = self.lower(shape.plan, state, guide, shape.draws)
-                    pending[pool.submit(lowered.compile)] = shape, like
-            for done, future in enumerate(as_completed(pending), 1):
-                self._compiled[pending[future]] = future.result()
-                watch(done, len(pending))
+            for key, guide in missing.items():
+                shape, _ = key
+                state = jax.eval_shape(lambda shape=shape: self.empty(shape.rows, shape.span))
+                lowered = self.lower(shape.plan, state, guide, shape.draws)
+                pending[pool.submit(lowered.compile)] = key
+                # Lowering all of them takes minutes where there are many: what is over meanwhile is told meanwhile.
+                keep([future for future in pending if future.done()])
+            keep(as_completed(pending))
         finally:
             # After Ctrl-C nobody wants the rest, nor to wait for what is being compiled.
             pool.shutdown(wait=False, cancel_futures=True)

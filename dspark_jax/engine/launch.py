@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dspark_jax.core.logs import print_once
 from dspark_jax.core.signals import Terminated, end, last_words, terminable
+from dspark_jax.decoding.scheduler import FixedLength, Policy, TwoStep
 from dspark_jax.engine.arguments import at_least
 from dspark_jax.engine.assembly import add_model_arguments, load_model, remember_compilations
 from dspark_jax.engine.leaving import leave
@@ -42,12 +43,22 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     app = build_app(engine, model.served(engine), model.tokenizer, api_key=args.api_key)
     if args.api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         _say(f"Anyone who can reach {args.host} can use this server: --api-key would ask them for a key.")
-    drafting = f"{model.drafter.block_size} drafts a round" if model.drafts else "no drafts"
-    _say(f"Compiling for up to {model.max_batch} requests at once ({drafting}); the first time takes longest ...")
+    _say(compiling(model.scheduling.policy, block=model.drafter.block_size, max_batch=model.max_batch))
     code = serve_until_signal(app, engine, listener, grace=args.grace, say=_say, model=model.name)
     # The process is ending: one more Ctrl-C has nothing left to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return leave(engine, code)
+
+
+def compiling(policy: Policy, *, block: int, max_batch: int) -> str:
+    """What is said before rounds are compiled: for how many requests, and how much is drafted for each."""
+    fixed = policy.length if isinstance(policy, FixedLength) else None
+    drafts = block if fixed is None else min(fixed, block)
+    drafting = f"{drafts} draft{'' if drafts == 1 else 's'} a round" if drafts else "no drafts"
+    if isinstance(policy, TwoStep):
+        drafting = f"up to {drafting}"
+    requests = "1 request at a time" if max_batch == 1 else f"up to {max_batch} requests at once"
+    return f"Compiling for {requests} ({drafting}); the first time takes longest ..."
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -26,14 +26,15 @@ from dspark_jax.interop.smollm2 import WRITABLE_CACHE, cache_root
 from dspark_jax.targets.model import Target
 
 NONE, MEASURE = "none", "measure"
+_NO_CHOICE = "every draft"
 NO_FLAGS: dict[str, Any] = {
-    "policy": "fixed",
+    "policy": _NO_CHOICE,
     "confidence_threshold": None,
     "verify_length": None,
     "step_curve": None,
     "rule": Rule.TOKEN.value,
 }
-"""What `choose_scheduling` reads where no flags are offered: every draft is verified."""
+"""What `choose_scheduling` reads where no flags are offered: every draft is verified, and nothing said of it."""
 
 _FOLLOWING: dict[str, Policy] = {"early-stop": EarlyStop(interpolate=True), "two-step": TwoStep()}
 _POLICIES = ("fixed", "threshold", *_FOLLOWING)
@@ -153,9 +154,15 @@ def choose_scheduling(
     rule, block = Rule(args.rule), subject.drafter.block_size
     name = check_scheduling(args, block=block, confident=subject.confident)
     if name == "threshold":
-        return Scheduling(policy=Threshold(confidence=args.confidence_threshold), rule=rule)
-    if name == "fixed" or block == 0:
-        return Scheduling(policy=FixedLength(length=args.verify_length), rule=rule)
+        least = args.confidence_threshold
+        say(f"Drafts before the first whose confidence is under {least:g} are verified (threshold).")
+        return Scheduling(policy=Threshold(confidence=least), rule=rule)
+    if name in ("fixed", _NO_CHOICE) or block == 0:
+        length = args.verify_length
+        if name == "fixed" and block > 0:
+            verified = "Every draft is verified" if length in (None, block) else f"Drafts verified a round: {length}"
+            say(f"{verified} (fixed).")
+        return Scheduling(policy=FixedLength(length=length), rule=rule)
     curve = None
     if subject.confident and args.step_curve != NONE:
         curve = _curve(args.step_curve, subject, rule, max_batch, max_len, must=name is not None, say=say)
@@ -199,7 +206,8 @@ def _curve(
         say(f"{path} was predicted, not measured: {found.method}.")
     largest = max(shape.rows for shape in found.curve.measured)
     if largest < max_batch:
-        say(f"{path} covers {largest} requests at once; more are taken for as many.")
+        most = "1 request" if largest == 1 else f"{largest} requests"
+        say(f"{path} holds rounds of at most {most}; rounds of more are taken to last as long.")
     return found.curve
 
 

@@ -2,12 +2,14 @@
 
 import os
 import threading
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
 import jax
 import pytest
 
 from dspark_jax.core import signals
+from dspark_jax.decoding import programs as module
 from dspark_jax.decoding.programs import Programs, RoundShape, compiler_options
 from dspark_jax.decoding.round import RoundPlan
 from dspark_jax.decoding.scheduler import Guide
@@ -21,6 +23,36 @@ def test_xla_knows_every_option(platform):
     if options:
         with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
             jax.jit(lambda x: x + 1, compiler_options={f"{next(iter(options))}s": True})(1)
+
+
+def test_what_is_compiled_is_told_while_the_rest_is_being_lowered(five, monkeypatch):
+    programs, events = Programs(*five, dtype="float32"), []
+
+    class AtOnce(Executor):
+        def __init__(self, *_, **__):
+            pass
+
+        def submit(self, compile_, /):
+            future = Future()
+            future.set_result(compile_())
+            return future
+
+    def lower(*_):
+        events.append("lower")
+        return SimpleNamespace(compile=lambda: None)
+
+    def compile_rounds(*rows):
+        wanted = [(RoundShape(RoundPlan(), n, 40, Draws.ANY), Guide.unguided(n, 2)) for n in rows]
+        programs.compile_rounds(wanted, lambda *counts: events.append(counts))
+
+    monkeypatch.setattr(module, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(programs, "empty", lambda rows, span: None)
+    monkeypatch.setattr(programs, "lower", lower)
+    compile_rounds(1, 2)
+    assert events == ["lower", (1, 2), "lower", (2, 2)]
+    events.clear()
+    compile_rounds(1, 2, 3)
+    assert events == ["lower", (1, 1)], "what is there already is no part of the total"
 
 
 def test_an_interrupt_waits_for_no_compilation_and_starts_none(five, monkeypatch):

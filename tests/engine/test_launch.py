@@ -19,8 +19,9 @@ from dspark_jax.decoding.fingerprint import Fingerprint
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.profile_file import Profile, save_profile
 from dspark_jax.decoding.rejection import Rule
+from dspark_jax.decoding.scheduler import FixedLength, Threshold, TwoStep
 from dspark_jax.engine import assembly
-from dspark_jax.engine.launch import main, parse_arguments
+from dspark_jax.engine.launch import compiling, main, parse_arguments
 from dspark_jax.interop import huggingface
 from dspark_jax.interop.drafter_kinds import abstract_drafter
 from dspark_jax.interop.drafters import load_config
@@ -56,6 +57,22 @@ def bad_flags(capsys):
 def test_defaults_are_loopback_and_the_default_target():
     args = parse_arguments([])
     assert (args.host, args.port, args.target, args.draft) == ("127.0.0.1", 8000, "smollm2_135m", None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "block", "max_batch", "words"),
+    [
+        (FixedLength(), 7, 4, "for up to 4 requests at once (7 drafts a round)"),
+        (FixedLength(length=3), 7, 4, "(3 drafts a round)"),
+        (FixedLength(length=1), 7, 4, "(1 draft a round)"),
+        (FixedLength(length=0), 7, 4, "(no drafts)"),
+        (FixedLength(), 0, 1, "for 1 request at a time (no drafts)"),
+        (Threshold(confidence=0.5), 7, 4, "(7 drafts a round)"),
+        (TwoStep(), 7, 4, "(up to 7 drafts a round)"),
+    ],
+)
+def test_the_start_says_what_is_drafted_and_for_how_many(policy, block, max_batch, words):
+    assert words in compiling(policy, block=block, max_batch=max_batch)
 
 
 @pytest.mark.parametrize(

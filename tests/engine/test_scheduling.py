@@ -14,6 +14,7 @@ from dspark_jax.decoding.scheduler import EarlyStop, FixedLength, Threshold, Two
 from dspark_jax.drafters.base import NoDrafter
 from dspark_jax.engine import scheduling
 from dspark_jax.engine.scheduling import (
+    NO_FLAGS,
     Scheduling,
     Subject,
     add_scheduling_arguments,
@@ -62,7 +63,7 @@ def test_without_a_curve_every_draft_is_verified_and_it_says_so(choose):
     fixed = Scheduling(policy=FixedLength())
     assert choose() == (fixed, ["Every draft is verified (fixed; `dspark profile` lets that follow the load)."])
     assert choose("--step-curve", "none") == (fixed, ["Every draft is verified (fixed)."])
-    assert choose("--policy", "fixed") == (fixed, [])
+    assert choose("--policy", "fixed") == (fixed, ["Every draft is verified (fixed)."])
 
 
 def test_a_curve_of_this_machine_is_found_and_followed(choose, profile, mine):
@@ -75,7 +76,8 @@ def test_a_curve_of_this_machine_is_found_and_followed(choose, profile, mine):
     assert choose("--policy", "fixed")[0].curve is None
     assert choose("--step-curve", "none")[0].policy == FixedLength()
     assert choose("--rule", "block")[0] == Scheduling(rule=Rule.BLOCK), "its rounds take another time"
-    assert "covers 1 requests at once" in choose(max_batch=2)[1][0]
+    too_small = "holds rounds of at most 1 request; rounds of more are taken to last as long."
+    assert choose(max_batch=2)[1][0] == f"{profile_path(mine)} {too_small}"
 
 
 def test_a_curve_is_of_no_use_without_confidences(choose, profile, mine, subject):
@@ -148,9 +150,22 @@ def test_a_curve_can_be_measured_at_the_start(choose, profile, mine, monkeypatch
 
 
 def test_lengths_and_thresholds_name_their_policy(choose):
-    assert choose("--verify-length", 3)[0].policy == FixedLength(length=3)
+    assert choose("--verify-length", 3) == (
+        Scheduling(policy=FixedLength(length=3)),
+        ["Drafts verified a round: 3 (fixed)."],
+    )
     assert choose("--policy", "fixed", "--verify-length", 0)[0].policy == FixedLength(length=0)
-    assert choose("--confidence-threshold", 0.25)[0].policy == Threshold(confidence=0.25)
+    assert choose("--verify-length", 5)[1] == ["Every draft is verified (fixed)."]
+    assert choose("--confidence-threshold", 0.25) == (
+        Scheduling(policy=Threshold(confidence=0.25)),
+        ["Drafts before the first whose confidence is under 0.25 are verified (threshold)."],
+    )
+
+
+def test_where_no_flags_are_offered_nothing_is_said(subject):
+    said = []
+    found = choose_scheduling(argparse.Namespace(**NO_FLAGS), subject, max_batch=1, max_len=500, say=said.append)
+    assert (found, said) == (Scheduling(), [])
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,16 @@ def test_one_program_verifies_the_same_packed_and_whole(thin):
     assert len({np.searchsorted(sizes, total) for total in totals}) > 1
 
 
+def test_what_warms_up_teaches_the_scheduler_nothing(thin):
+    """It knows no request yet: whatever the guess, the first round drafts whole blocks to learn from."""
+    dear = curve(lambda tokens, drafts: 1.0 + 9 * (drafts > 0))
+    slots = slots_of(thin, TwoStep(), curve=dear, max_batch=2)
+    slots.warm_up()
+    slots.admit((1, 2, 3), Sampling(temperature=1.0))
+    rounds = [out for _ in range(4) for out in slots.step()]
+    assert [out.proposed for out in rounds] == [BLOCK, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "elastic"),
     [

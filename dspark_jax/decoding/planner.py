@@ -22,7 +22,7 @@ _PRIOR_FRESHNESS = 0.02
 _PRIOR_CONFIDENCE = 0.7
 _PRIOR_ROUNDS = 1
 """What is expected before anything was seen counts as a round of one request."""
-_PATIENCE, _LONGEST_PATIENCE = 32, 512
+_PATIENCE, _LONGEST_PATIENCE = 128, 1024
 """Rounds without a whole block before one is tried again: the fewest and the most."""
 
 

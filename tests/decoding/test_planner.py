@@ -256,7 +256,7 @@ def test_what_is_expected_of_unknown_requests_is_soon_what_was_seen_of_others():
         drafts.append(plan.drafts)
         dear.learn(request, [0], np.full((1, plan.drafts), 0.15), ROWS, SPAN)
     assert any(drafts[:30])
-    assert sum(map(bool, drafts[30:])) <= 1, "a drafter that never pays is seldom tried again"
+    assert not any(drafts[30:]), "a drafter that never pays is not tried again and again"
 
 
 @pytest.mark.parametrize(("fixed", "each"), [(2.0, 0.25), (8.0, 0.25)])
@@ -294,15 +294,15 @@ def test_until_a_whole_block_was_seen_one_is_drafted():
 def test_what_never_pays_is_tried_less_and_less():
     dear = planner(lambda size, drafts: 1.0 + 9.0 * (drafts > 0))
     requests, tried = told(0.1), []
-    for round_ in range(4000):
+    for round_ in range(6000):
         drafts = dear.plan(SPAN, requests).drafts
         tried += [round_] * (drafts > 0)
         if dear.watches:
             dear.learn(requests, [0], np.full((1, drafts), 0.1), ROWS, SPAN)
     waits = np.diff([-1, *tried])
-    assert waits[0] <= 40
+    assert waits[0] <= 136
     assert (np.diff(waits) >= 0).all()
-    assert 500 < waits[-1] < 520
+    assert 1000 < waits[-1] < 1040
 
 
 def test_confidences_that_are_no_numbers_teach_nothing():

@@ -57,7 +57,7 @@ class Planner:
         self._reached_K = _PRIOR_CONFIDENCE ** np.arange(1, block + 1)
         self._before_K = _PRIOR_CONFIDENCE ** np.arange(block)
         self._seen_K = np.full(block, _PRIOR_ROUNDS)
-        self._prior_K = self._reached_K
+        self._prior_K = self._reached_K.copy()
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
         self._last: tuple[RoundPlan, tuple[int, int, int]] | None = None

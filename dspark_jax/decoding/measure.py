@@ -70,9 +70,9 @@ def measure(
     """Seconds of a round, drafting included, of every plan for states of this shape.
 
     `estimator`: what confidences come from; the head alone by default. On an accelerator rounds are timed as they are
-    served, a few in a row after one of their kind, each read while the next one runs: how long one alone takes is
-    mostly the way to the device and back. Shapes are read off what ran, not off what was asked for. `tell` hears what
-    is being done meanwhile.
+    served, a few in a row after one of their kind, each read while the next one runs, from the end of one to the end
+    of another: how long one alone takes is mostly the way to the device and back. Shapes are read off what ran, not
+    off what was asked for. `tell` hears what is being done meanwhile.
     """
     guide = Guide.unguided(rows, block)
     guide = guide if estimator is None else replace(guide, estimator=estimator)
@@ -89,19 +89,18 @@ def measure(
     state = programs.empty(rows, span)
 
     def run(plan: RoundPlan) -> tuple[DecodeState, Shape, float]:
-        started = _full(state, (untimed + in_a_row) * (block + 1))
-        for _ in range(untimed):
-            started, _ = programs.round(plan, started, guide, draws)
-        started = jax.block_until_ready(started)
-        began = clock()
-        after, out = programs.round(plan, started, guide, draws)
-        for _ in range(in_a_row - 1):
+        after = jax.block_until_ready(_mixed(state, (untimed + in_a_row) * (block + 1)))
+        ends = [clock()]
+        after, out = programs.round(plan, after, guide, draws)
+        for _ in range(untimed + in_a_row - 1):
             before = out
             after, out = programs.round(plan, after, guide, draws)
             before.read()
+            ends.append(clock())
         said = out.read()
         jax.block_until_ready(after)
-        seconds = (clock() - began) / in_a_row
+        ends.append(clock())
+        seconds = (ends[-1] - ends[untimed]) / in_a_row
         ran_rows, width = said.tokens_BN.shape
         verified = ran_rows + int(np.sum(said.verified_B))
         return after, Shape(ran_rows, after.cache.span, verified, width - 1), seconds
@@ -168,8 +167,8 @@ def profile(
         ),
         max_batch=max_batch,
         spans=spans,
-        method=f"median of {_turns(programs, repeats)} {what} beside their turn's mean, all kinds in turn, "
-        "after one that warms up",
+        method=f"median of {_turns(programs, repeats)} {what} beside their turn's mean, all kinds in turn, after one "
+        "that warms up, over contexts of all lengths",
         watch=watch,
         say=say,
     )
@@ -266,11 +265,12 @@ def _in_a_row(programs: Programs) -> int:
     return _IN_A_ROW if programs.branch_free else 1
 
 
-def _full(state: DecodeState, room: int) -> DecodeState:
-    """Every row sampled at temperature 1, its anchor as late as leaves it `room` positions."""
+def _mixed(state: DecodeState, room: int) -> DecodeState:
+    """Every row sampled at temperature 1. Their contexts are evenly spread, as those of mixed requests are, and the
+    longest leaves `room` positions of the span."""
     rows, span = state.position_B.shape[0], state.cache.span
     return replace(
         state,
-        position_B=jnp.full(rows, span - room, jnp.int32),
+        position_B=jnp.arange(1, rows + 1, dtype=jnp.int32) * (span - room) // rows,
         law=replace(state.law, temperature_B=jnp.ones(rows, jnp.float32)),
     )

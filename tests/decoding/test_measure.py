@@ -60,31 +60,41 @@ def test_d_31_the_widths_that_are_asked_for_are_the_widths_that_are_measured(mea
     assert measured.packed == [(BLOCK + 1, 4)], "the budget of 4 tokens is computed on an axis of 4"
 
 
-def test_every_round_is_of_a_full_state_that_samples(measured):
+def test_every_round_is_of_a_full_state_that_samples_over_contexts_of_all_lengths(measured):
     # Four plans, three times there and back, after a turn before them.
     assert len(measured.laws) == 4 * (1 + 2 * 3)
-    assert all(law == ([40 - BLOCK - 1] * 2, [1.0, 1.0]) for law in measured.laws)
+    longest = 40 - BLOCK - 1
+    assert all(law == ([longest // 2, longest], [1.0, 1.0]) for law in measured.laws)
 
 
 @pytest.mark.parametrize(("span", "in_a_row"), [(3, 1), (12, 3), (90, 16)])
-def test_where_programs_wait_for_none_the_first_round_of_a_kind_is_not_timed(five, span, in_a_row, monkeypatch):
+def test_where_programs_wait_for_none_rounds_are_timed_from_end_to_end_after_one_of_their_kind(
+    five, span, in_a_row, monkeypatch
+):
     monkeypatch.setattr("dspark_jax.decoding.measure.plans", lambda *args: plans(*args)[:1])
     programs = Programs(*five, dtype="float32")
     programs.branch_free = True
-    run, heard = programs.round, []
+    run, heard, now = programs.round, [], [0.0]
 
     def spied(*args):
-        heard.append("round")
-        return run(*args)
+        heard.append("start")
+        state, sent = run(*args)
+        said = sent.read()
 
-    def clock():
-        heard.append("clock")
-        return float(len(heard))
+        def read():
+            heard.append("read")
+            # A thousand seconds to the first end, one to each that follows.
+            now[0] += 1000.0 if heard.count("read") % (in_a_row + untimed) == 1 and untimed else 1.0
+            return said
 
+        return state, SimpleNamespace(read=read)
+
+    untimed = int(span > BLOCK + 1)
     programs.round = spied
-    kinds = list(measure(programs, 1, span, block=BLOCK, rule=Rule.TOKEN, repeats=1, clock=clock))
-    before = [] if span == BLOCK + 1 else ["round"]
-    assert heard == (before + ["clock"] + ["round"] * in_a_row + ["clock"]) * (5 * len(kinds))
+    found = list(measure(programs, 1, span, block=BLOCK, rule=Rule.TOKEN, repeats=1, clock=lambda: now[0]))
+    one_run = ["start", *["start", "read"] * (untimed + in_a_row - 1), "read"]
+    assert heard == one_run * 5
+    assert [seconds for _, seconds in found] == [pytest.approx(1.0)]
 
 
 def test_the_median_is_taken_after_a_round_that_compiles(measured):

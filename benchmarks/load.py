@@ -1,11 +1,12 @@
 """Throughput and per-user speed under load, by scheduling policy, side by side in one process.
 
-    python benchmarks/load.py --prompts DIR [--concurrency 1 4 16] [--repeats 3] [--json load.json] [--plot load.png]
+    python benchmarks/load.py --prompts DIR [--concurrency 1 4 16] [--repeats 16] [--json load.json] [--plot load.png]
 
-Every policy decodes the same real prompts with the same seeds at the same temperature. A number of requests start
-together and run for so many rounds, or until they end; then come the next ones, until a run has taken its seconds.
-Policies take turns within a repeat, so that a gain is a ratio inside one repeat. Prefill, which is the same for all, is
-not timed, nor are the first rounds after it, which tell a policy what to expect. The step curve is measured at the
+Every policy decodes the same real prompts with the same seeds at the same temperature. In a run a number of requests
+start together and go on for so many rounds, or until they end; with --seconds the next ones follow until the run took
+so long. Policies take turns within a repeat, so that a gain is a ratio inside one repeat: many short runs tell more
+than a few long ones where the machine's pace changes. Prefill, which is the same for all, is not timed, nor are the
+first rounds after it. A policy goes on with what it learned in its runs before. The step curve is measured at the
 start, for the shapes that run.
 
 "held" is two-step that may never leave the full block: what it takes longer than the longest fixed length is the cost
@@ -23,11 +24,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from prompts import read_sets
 
 from dspark_jax.decoding.buckets import whole_span
 from dspark_jax.decoding.flight import SlotRound
 from dspark_jax.decoding.measure import measure
+from dspark_jax.decoding.planner import Planner
 from dspark_jax.decoding.profile import Shape, StepCurve
 from dspark_jax.decoding.programs import RoundShape
 from dspark_jax.decoding.rejection import Rule
@@ -97,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="those of the table to run (all)")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="rounds of a run are timed so long (%(default)g)")
+    parser.add_argument("--repeats", type=int, default=16, help="runs of every policy (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="more requests follow until a run took so long")
     parser.add_argument("--max-prompt", type=int, default=256, help="longer prompts are left out (%(default)s tokens)")
     parser.add_argument("--max-new-tokens", type=int, default=192, help="after these a request ends (%(default)s)")
     parser.add_argument("--rounds", type=int, default=32, help="rounds that are timed after a prefill (%(default)s)")
@@ -127,7 +130,7 @@ class Load:
                 raise SystemExit(f"load: no policy {sorted(unknown)[0]!r}; there are {', '.join(self.policies)}")
             self.policies = {name: policy for name, policy in self.policies.items() if name in kept}
         # One policy's guide differs from another's in shape alone, so a curve that is still to be measured will do.
-        self._curve = StepCurve({Shape(concurrency, span, concurrency, d): 1.0 for d in (0, block)})
+        self._planners = self._plan(StepCurve({Shape(concurrency, span, concurrency, d): 1.0 for d in (0, block)}))
 
     def compile(self) -> None:
         """Compile the rounds of every policy."""
@@ -140,7 +143,10 @@ class Load:
         measured = measure(
             self._drafting.programs, *self._state, block=self._block, rule=Rule.TOKEN, estimator=self.model.estimator
         )
-        self._curve = StepCurve(dict(measured))
+        self._planners = self._plan(StepCurve(dict(measured)))
+
+    def _plan(self, curve: StepCurve) -> dict[str, Planner]:
+        return {name: self._drafting.planner(policy, curve=curve) for name, policy in self.policies.items()}
 
     def _rounds(self, slots: DecodeSlots) -> list[tuple[RoundShape, Guide]]:
         """Those of sampled requests, as all are here."""
@@ -156,7 +162,7 @@ class Load:
         if not self.drafts(name):
             return self._plain
         estimator = None if isinstance(policy, FixedLength) else self.model.estimator
-        self._drafting.schedule(policy, curve=self._curve, estimator=estimator)
+        self._drafting.follow(self._planners[name], estimator)
         return self._drafting
 
     def _slots(self, drafter: Drafter) -> DecodeSlots:
@@ -189,6 +195,7 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
         if name in fixed[1:] and not (stats.proposed and stats.accepted):
             raise SystemExit(f"load: {name} drafted {stats.proposed} tokens and kept {stats.accepted}: it did not run")
         gains = [run.rate / other.rate for run, other in zip(taken, runs[best], strict=True)]
+        low, high = _median_range(gains)
         rows.append(
             {
                 "concurrency": load.concurrency,
@@ -196,8 +203,8 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
                 "tokens_per_second": _median(taken),
                 "tokens_per_second_per_user": _median(taken) / load.concurrency,
                 "over_best_fixed": statistics.median(gains),
-                "over_best_fixed_low": min(gains),
-                "over_best_fixed_high": max(gains),
+                "over_best_fixed_low": low,
+                "over_best_fixed_high": high,
                 "best_fixed": best,
                 "verified_per_round": stats.verified / stats.rounds,
                 "accepted_length": stats.accepted_length,
@@ -208,21 +215,21 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
 
 
 def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.Namespace, seed: int) -> Run:
-    """Requests that start together, again and again, until their rounds took so many seconds."""
+    """Requests that start together, once, and again until their rounds took so many seconds."""
     slots, outs, seconds, first = load.slots(name), [], 0.0, seed
     stop_ids = load.model.stop_ids
-    while seconds < args.seconds:
+    while not outs or seconds < args.seconds:
         numbers = range(first, first + load.concurrency)
         picked = [(prompts[number % len(prompts)], number) for number in numbers]
-        taken, found = _together(slots, stop_ids, picked, args, args.seconds - seconds)
+        taken, found = _together(slots, stop_ids, picked, args)
         seconds, first, outs = seconds + taken, first + load.concurrency, outs + found
     return Run(seconds=seconds, stats=sum(map(_counts, outs), DecodeStats()))
 
 
 def _together(
-    slots: DecodeSlots, stop_ids: frozenset[int], seeded: list, args: argparse.Namespace, most: float
+    slots: DecodeSlots, stop_ids: frozenset[int], seeded: list, args: argparse.Namespace
 ) -> tuple[float, list[SlotRound]]:
-    """(seconds, what they gave) of the timed rounds of these (prompt, seed), which take `most` seconds or less."""
+    """(seconds, what they gave) of the timed rounds of these (prompt, seed)."""
     laws = [Sampling(temperature=args.temperature, seed=seed) for _, seed in seeded]
     lengths = dict.fromkeys(slots.admit_many([prompt for prompt, _ in seeded], laws), 0)
     slots.wait()
@@ -236,7 +243,7 @@ def _together(
             lengths[out.handle] += len(out.tokens)
             if lengths[out.handle] >= args.max_new_tokens or stop_ids.intersection(out.tokens):
                 slots.release(out.handle)
-        if not slots.live or (round_ > UNTIMED and time.perf_counter() - began > most):
+        if not slots.live:
             break
     outs += slots.drain()
     seconds = time.perf_counter() - began
@@ -253,8 +260,15 @@ def _median(runs: list[Run]) -> float:
     return statistics.median(run.rate for run in runs)
 
 
+def _median_range(gains: list[float]) -> tuple[float, float]:
+    """Where the median over repeats lies with 95 % confidence (bootstrap)."""
+    picked = np.random.default_rng(0).choice(gains, (10_000, len(gains)))
+    low, high = np.percentile(np.median(picked, axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
 def _print_table(rows: list[dict]) -> None:
-    print("| requests | policy | tokens/s | tokens/s a user | over best fixed (range) | verified | accepted length |")
+    print("| requests | policy | tokens/s | tokens/s a user | over best fixed (95 %) | verified | accepted length |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
         low, high = row["over_best_fixed_low"], row["over_best_fixed_high"]

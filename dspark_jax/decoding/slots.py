@@ -73,7 +73,7 @@ class DecodeSlots:
         self.programs = Programs(target, drafter, dtype=dtype)
         self._ahead = int(self.programs.branch_free) if ahead is None else ahead
         self._flights = deque[Flight]()
-        self.schedule(policy or FixedLength(), curve=curve, estimator=estimator)
+        self.follow(self.planner(policy or FixedLength(), curve=curve), estimator)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -109,9 +109,9 @@ class DecodeSlots:
             waiting = waiting[self._group :]
         return handles
 
-    def schedule(self, policy: Policy, *, curve: StepCurve | None = None, estimator: Estimator | None = None) -> None:
-        """Follow this policy from the next round on; its programs compile as they come up."""
-        self._planner = Planner(
+    def planner(self, policy: Policy, *, curve: StepCurve | None = None) -> Planner:
+        """One that decides by this policy for these slots."""
+        return Planner(
             policy,
             block=self.block_size,
             curve=curve,
@@ -119,6 +119,11 @@ class DecodeSlots:
             switches=self.programs.switches,
             ahead=self._ahead,
         )
+
+    def follow(self, planner: Planner, estimator: Estimator | None = None) -> None:
+        """Go by this planner, which keeps what it learned of requests, from the next round on; its programs compile as
+        they come up."""
+        self._planner = planner
         self.estimator = estimator or Estimator.raw(self.block_size)
 
     def replace_drafter(self, drafter: Drafter) -> None:

@@ -1,6 +1,7 @@
 """The compiled programs of a target and its drafter: jit and donation appear here and nowhere else in decoding."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -9,6 +10,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled, Lowered
 from jax.tree_util import PyTreeDef
@@ -18,7 +20,7 @@ from dspark_jax.core.signals import COMPILING
 from dspark_jax.decoding.buckets import FEW_PASSES, LITTLE_PADDING, insert, regroup
 from dspark_jax.decoding.round import DecodeState, RoundPlan, decode_round, init_state, prefill
 from dspark_jax.decoding.scheduler import Guide
-from dspark_jax.decoding.transfer import Sent, packed
+from dspark_jax.decoding.transfer import Sent, words_shape, written
 from dspark_jax.drafters.base import Drafter
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.nn.block_attention import suited_to
@@ -92,6 +94,8 @@ class Programs:
         self.usual_draws = (Draws.GREEDY, Draws.PLAIN) if self.branch_free else (Draws.ANY,)
 
         self._compiled: dict[tuple[RoundShape, _GuideShape], Compiled] = {}
+        # Words that were read, by their shape.
+        self._free = defaultdict[tuple[int, int], list[Array]](list)
         platform = next(iter(self._weights[0].sharding.device_set)).platform
         self._round, self._prefill = _jitted(platform)
         self.regroup = jax.jit(regroup, static_argnums=2)
@@ -117,12 +121,16 @@ class Programs:
         key = shape, _guide_shape(guide)
         if key not in self._compiled:
             self._compiled[key] = self.lower(plan, state, guide, draws).compile()
-        state, words_BW = self._compiled[key](self._weights, state, guide)
+        block, features = guide.estimator.weights_KF.shape
+        wanted = words_shape(shape.rows, block, features)
+        free = self._free[wanted]
+        over_BW = free.pop() if free else jnp.zeros(wanted, jnp.int32, device=state.position_B.sharding)
+        state, words_BW = self._compiled[key](self._weights, state, guide, over_BW)
         if self.branch_free:
             # On its way as soon as it is there, and not only when the host asks for it.
             words_BW.copy_to_host_async()
-        block, features = guide.estimator.weights_KF.shape
-        sent = Sent(words_BW=words_BW, drafts=block if plan.drafts is None else plan.drafts, features=features)
+        drafts = block if plan.drafts is None else plan.drafts
+        sent = Sent(words_BW=words_BW, free=free, drafts=drafts, features=features)
         return replace(state, law=replace(state.law, draws=law.draws)), sent
 
     def compile_rounds(
@@ -159,7 +167,9 @@ class Programs:
     def lower(self, plan: RoundPlan, state: DecodeState, guide: Guide, draws: Draws) -> Lowered:
         """The program of a round, ahead of time: target, drafter, state and guide may all be shapes with shardings."""
         state = replace(state, law=replace(state.law, draws=draws))
-        return self._round.lower(self._structure, self._weights, plan, state, guide)
+        words = words_shape(state.position_B.shape[0], *guide.estimator.weights_KF.shape)
+        over_BW = jax.ShapeDtypeStruct(words, jnp.int32, sharding=getattr(state.position_B, "sharding", None))
+        return self._round.lower(self._structure, self._weights, plan, state, guide, over_BW)
 
     def prefill(self, state: DecodeState, window_BN: np.ndarray, start_B: np.ndarray, count_B: np.ndarray):
         """`round.prefill` of tokens and the tokens that follow them, as one window a row."""
@@ -176,10 +186,12 @@ def _first(structure: PyTreeDef) -> PyTreeDef:
 def _jitted(platform: str) -> tuple[Any, Any]:
     """Rounds and prefills. One of each for all models of a process: what is built alike is traced and compiled once."""
 
-    def round_(structure: PyTreeDef, weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide):
+    def round_(
+        structure: PyTreeDef, weights: list[Array], plan: RoundPlan, state: DecodeState, guide: Guide, over_BW: Array
+    ):
         target, drafter = jax.tree.unflatten(structure, weights)
         state, out = decode_round(target, drafter, plan, state, guide)
-        return state, packed(out, drafter.block_size)
+        return state, written(out, over_BW)
 
     def prefill_(
         structure: PyTreeDef, weights: list[Array], state: DecodeState, window_BN: Array, start_B: Array, count_B: Array
@@ -189,7 +201,7 @@ def _jitted(platform: str) -> tuple[Any, Any]:
 
     options = compiler_options(platform)
     return (
-        jax.jit(round_, static_argnums=(0, 2), donate_argnums=3, compiler_options=options),
+        jax.jit(round_, static_argnums=(0, 2), donate_argnums=(3, 5), compiler_options=options),
         jax.jit(prefill_, static_argnums=0, donate_argnums=2, compiler_options=options),
     )
 

@@ -26,15 +26,20 @@ class Sent:
     """A round's output on the device."""
 
     words_BW: Int[Array, "B W"]
-    """Tokens, count and verified drafts of every row, then the bits of its confidences and evidence, then nothing."""
+    """Tokens, count and verified drafts of every row, then the bits of its confidences and evidence, then what an
+    earlier round left."""
+    free: list[Array]
+    """Takes the words when they are read: a later round writes over them."""
     drafts: int
     """K of this round."""
     features: int
     """F, numbers of evidence a draft."""
 
     def read(self) -> HostRound:
-        """Waits until the round is over."""
-        words_BW, drafts = np.asarray(self.words_BW), self.drafts
+        """Waits until the round is over. Once."""
+        # A copy: on a CPU a later round would write under a view.
+        words_BW, drafts = np.array(self.words_BW), self.drafts
+        self.free.append(self.words_BW)
         tokens_BN, rest_BW = np.split(words_BW, [drafts + 1], axis=1)
         numbers_BW = np.ascontiguousarray(rest_BW[:, 2 : 2 + drafts * (1 + self.features)]).view(np.float32)
         return HostRound(
@@ -46,17 +51,21 @@ class Sent:
         )
 
 
-def packed(out: RoundOutput, most: int) -> Int[Array, "B W"]:
-    """The words of `Sent`, as many as a round of `most` drafts has.
+def words_shape(rows: int, most: int, features: int) -> tuple[int, int]:
+    """[B, W] of the words of rounds of `most` drafts and fewer."""
+    return rows, 3 + most * (2 + features)
 
-    Outputs of one size leave the memory that the next round takes where it was, whatever its kind. On a GPU all that
-    moved is told to each kernel of a round, which takes the host as long as the round.
+
+def written(out: RoundOutput, over_BW: Int[Array, "B W"]) -> Int[Array, "B W"]:
+    """The words of `Sent`, in place of those of a round that was read.
+
+    A round that is given where to write takes no new memory, and what the next one takes stays where it was, whatever
+    its kind. On a GPU all that moved is told to each kernel of a round, which takes the host as long as the round.
     """
-    drafts, features = out.evidence_BKF.shape[1:]
     evidence_BW = out.evidence_BKF.reshape(len(out.count_B), -1)
     integers = out.tokens_BN, out.count_B[:, None], out.verified_B[:, None]
     words_BW = jnp.concatenate([*integers, _bits(out.confidence_BK), _bits(evidence_BW)], axis=1)
-    return jnp.pad(words_BW, ((0, 0), (0, (most - drafts) * (2 + features))))
+    return lax.dynamic_update_slice(over_BW, words_BW, (0, 0))
 
 
 def _bits(numbers_BW: Float[Array, "B W"]) -> Int[Array, "B W"]:

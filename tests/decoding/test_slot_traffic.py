@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.decoding.scheduler import FixedLength
 from dspark_jax.decoding.slots import DecodeSlots, Sampling
 
 MAX_LEN = 60
@@ -79,6 +80,25 @@ def test_steps_ahead_say_the_same_a_step_later(slots, monkeypatch):
         assert slots.step() == []
     assert texts[0] == texts[1]
     assert len(texts[0][0]) == 5
+
+
+def test_rounds_of_every_length_write_where_one_that_was_read_wrote(five, monkeypatch):
+    """Memory that moves is told to every kernel of a CUDA graph."""
+    slots, where = DecodeSlots(*five, max_batch=2, max_len=120, elastic=False, ahead=1), []
+    start = slots.start
+
+    def spied():
+        flight = start()
+        where.append(flight.out.words_BW.unsafe_buffer_pointer())
+        return flight
+
+    monkeypatch.setattr(slots, "start", spied)
+    slots.admit_many([[1, 2], [3, 4]], [Sampling(seed=1), Sampling(temperature=1.0, seed=2)])
+    for round_ in range(12):
+        slots.follow(slots.planner(FixedLength(length=round_ % 3)))
+        slots.step()
+    assert len(set(where)) == 2, "one round is read while another runs"
+    assert where == where[:2] * 6
 
 
 def test_nothing_to_start_is_an_error(slots):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dspark_jax.decoding.round import RoundOutput
-from dspark_jax.decoding.transfer import Sent, packed
+from dspark_jax.decoding.transfer import Sent, words_shape, written
 
 BATCH, MOST = 3, 7
 
@@ -27,9 +27,11 @@ def test_a_round_read_is_the_round_sent(block, features):
         confidence_BK=jnp.asarray(confidence_BK),
         evidence_BKF=jnp.asarray(evidence_BKF),
     )
-    words_BW = jax.jit(packed, static_argnums=1)(out, MOST)
+    before_BW = jnp.asarray(rng.integers(0, 2**31 - 1, words_shape(BATCH, MOST, features)), jnp.int32)
+    words_BW, free = jax.jit(written, donate_argnums=1)(out, before_BW), []
     assert words_BW.shape == (BATCH, 3 + MOST * (2 + features)), "rounds of few drafts take as much memory"
-    read = Sent(words_BW=words_BW, drafts=block, features=features).read()
+    read = Sent(words_BW=words_BW, free=free, drafts=block, features=features).read()
+    assert free == [words_BW]
     for name, sent in vars(out).items():
         found = getattr(read, name)
         assert (found.dtype, found.shape) == (sent.dtype, sent.shape)

@@ -4,6 +4,7 @@ What a budget is decided from was read in rounds that are over (the asynchronous
 optimum over the jagged curve anticipates nothing.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ _PRIOR_FRESHNESS = 0.02
 _PRIOR_CONFIDENCE = 0.7
 _PRIOR_ROUNDS = 1
 """What is expected before anything was seen counts as a round of one request."""
+_DECIDING, _SHARE = 8e-4, 0.01
+"""Seconds that a budget and the reading it goes by take the host, and what of the rounds it lasts they may be."""
 _PATIENCE, _LONGEST_PATIENCE = 128, 1024
 """Rounds without a whole block before one is tried again: the fewest and the most."""
 
@@ -61,7 +64,7 @@ class Planner:
         self._known: dict[tuple[int, int], list[_Option]] = {}
         self._chosen: dict[tuple[int, int], _Option] = {}
         self._last: tuple[RoundPlan, tuple[int, int, int]] | None = None
-        self._age = self._left = 0
+        self._age = self._left = self._lasts = 0
         self._guessed = self._probing = False
         self._since, self._patience = 0, _PATIENCE
 
@@ -86,11 +89,13 @@ class Planner:
         facts = rows, span, int(np.count_nonzero(outlooks.live_B & outlooks.pinned_B))
         self._age, self._left = self._age + 1, self._left - 1
         if self._last is None or self._last[1] != facts or self._left <= 0:
-            self._last = self._budget(span, outlooks, self._policy), facts
+            option = self._budget(span, outlooks, self._policy)
+            self._last = option.plan, facts
             # What was decided mostly without knowing the requests is not to last.
             unknown = np.count_nonzero(outlooks.live_B & ~outlooks.known_B)
             self._guessed = bool(unknown * 2 > np.count_nonzero(outlooks.live_B))
-            self._age, self._left = 0, 1 if self._guessed else self._policy.every
+            self._lasts = max(self._policy.every, math.ceil(_DECIDING / (_SHARE * option.seconds)))
+            self._age, self._left = 0, 1 if self._guessed else self._lasts
         return self._probe() or self._last[0]
 
     @property
@@ -98,7 +103,7 @@ class Planner:
         """Whether the round planned last is one to `learn` from: the newest that is read before the next budget."""
         if not isinstance(self._policy, TwoStep):
             return False
-        return self._probing or self._guessed or self._left == min(self._policy.every, 1 + self._ahead)
+        return self._probing or self._guessed or self._left == min(self._lasts, 1 + self._ahead)
 
     def _probe(self) -> RoundPlan | None:
         """Whole blocks until one was seen, and where for long none was drafted: what is never drafted would else be
@@ -112,12 +117,12 @@ class Planner:
             self._since, self._patience = 0, min(2 * self._patience, _LONGEST_PATIENCE)
         return RoundPlan(drafts=self._block, rule=self._rule) if self._probing else None
 
-    def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> RoundPlan:
+    def _budget(self, span: int, outlooks: Outlooks, policy: TwoStep) -> _Option:
         rows = len(outlooks.live_B)
         drafting_B = self._drafting(outlooks)
         without, *options = self._options(rows, span)
         if not drafting_B.any() or not options:
-            return without.plan
+            return without
         requests, pinned_B = int(np.sum(outlooks.live_B)), drafting_B & outlooks.pinned_B
         pinned = int(np.sum(pinned_B))
         if pinned:
@@ -151,7 +156,7 @@ class Planner:
         self._chosen[rows, span] = best
         if best is without:
             outlooks.resting_B[drafting_B] = policy.rest
-        return best.plan
+        return best
 
     def learn(self, outlooks: Outlooks, picked: Sequence[int], confidence_RK: np.ndarray, rows: int, span: int) -> None:
         """Take in confidences that a round in a state of (rows, span) had of the requests that are now in the picked

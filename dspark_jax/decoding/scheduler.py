@@ -57,7 +57,8 @@ class TwoStep:
     `min_gain`: what another budget must promise over the one in use (at first that of every draft), as a fraction of
     tokens per second. `rest`: rounds for which a request whose drafts do not pay asks for none, before it is tried
     again; while all rest nothing is drafted, and who rests among others is drafted along with them.
-    `every`: rounds that a budget lasts, since what speaks for it changes slowly and looking at it takes the host time.
+    `every`: rounds that a budget lasts at least, since what speaks for it changes slowly and looking at it takes the
+    host time; short rounds so many that this is a hundredth of them.
     """
 
     min_gain: float = 0.02

@@ -136,6 +136,18 @@ def test_a_budget_lasts_so_many_rounds_but_a_pinned_request_does_not_wait():
     assert budget(lasting.plan(SPAN, requests)) > 8
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e-3, 80), (5e-3, 16), (0.05, 3)])
+def test_short_rounds_are_decided_for_so_many_that_it_takes_a_hundredth_of_them(seconds, rounds):
+    """Reading confidences and choosing a budget takes a host some 0.8 ms, and more than one round in twenty of 1.5 ms
+    went there when every eighth decided."""
+    lasting = planner(lambda size, _: seconds, every=3)
+    requests, watched = told(*[0.9] * ROWS), []
+    for _ in range(2 * rounds):
+        lasting.plan(SPAN, requests)
+        watched.append(lasting.watches)
+    assert np.flatnonzero(watched).tolist() == [rounds - 1, 2 * rounds - 1]
+
+
 @pytest.mark.parametrize(
     ("every", "ahead", "watched"), [(4, 0, [3, 7]), (4, 1, [2, 6]), (2, 1, [0, 2, 4, 6]), (1, 1, range(8))]
 )

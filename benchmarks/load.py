@@ -178,7 +178,7 @@ class Load:
 
 def _facts(model: LoadedModel, prompts: list, args: argparse.Namespace) -> dict:
     facts = {"device": jax.devices()[0].device_kind, "dtype": model.dtype, "jax": jax.__version__}
-    return facts | {"temperature": args.temperature, "prompts": len(prompts), "seconds_a_run": args.seconds}
+    return facts | {"temperature": args.temperature, "prompts": len(prompts), "repeats": args.repeats}
 
 
 def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespace) -> list[dict]:

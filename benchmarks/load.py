@@ -3,11 +3,10 @@
     python benchmarks/load.py --prompts DIR [--concurrency 1 4 16] [--repeats 16] [--json load.json] [--plot load.png]
 
 Every policy decodes the same real prompts with the same seeds at the same temperature. In a run a number of requests
-start together and go on for so many rounds, or until they end; with --seconds the next ones follow until the run took
-so long. Policies take turns within a repeat, so that a gain is a ratio inside one repeat: many short runs tell more
-than a few long ones where the machine's pace changes. Prefill, which is the same for all, is not timed, nor are the
-first rounds after it. A policy goes on with what it learned in its runs before. The step curve is measured at the
-start, for the shapes that run.
+start together and go on for so many rounds, or until they end. Policies take turns within a repeat, so that a gain is a
+ratio inside one repeat: many short runs tell more than a few long ones where the machine's pace changes. Prefill, which
+is the same for all, is not timed, nor are the first rounds after it. A policy goes on with what it learned in its runs
+before. The step curve is measured at the start, for the shapes that run.
 
 "held" is two-step that may never leave the full block: what it takes longer than the longest fixed length is the cost
 of scheduling.
@@ -101,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="those of the table to run (all)")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=16, help="runs of every policy (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.0, help="more requests follow until a run took so long")
     parser.add_argument("--max-prompt", type=int, default=256, help="longer prompts are left out (%(default)s tokens)")
     parser.add_argument("--max-new-tokens", type=int, default=192, help="after these a request ends (%(default)s)")
     parser.add_argument("--rounds", type=int, default=32, help="rounds that are timed after a prefill (%(default)s)")
@@ -121,8 +119,8 @@ class Load:
         span = whole_span(self._max_len, block)
         self._state = concurrency, span
         self.policies: dict[str, Policy] = {f"fixed {k}": FixedLength(length=k) for k in LENGTHS if k <= block}
-        self.policies |= {f"threshold {THRESHOLD}": Threshold(confidence=THRESHOLD)}
-        self.policies |= {"early stop": EarlyStop(interpolate=True)}
+        threshold, early = Threshold(confidence=THRESHOLD), EarlyStop(interpolate=True)
+        self.policies |= {f"threshold {THRESHOLD}": threshold, "early stop": early}
         self.policies |= {HELD: TwoStep(min_gain=1e9, rest=0), "two-step": TwoStep()}
         if args.policies:
             kept = {NOTHING, *args.policies}
@@ -188,7 +186,8 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
         for name in list(load.policies)[:: -1 if repeat % 2 else 1]:
             runs[name].append(_run(load, name, prompts, args, seed=1000 * repeat))
     fixed = [name for name in load.policies if name.startswith("fixed")]
-    best = max(fixed, key=lambda name: _median(runs[name]))
+    median_rate = {name: statistics.median(run.rate for run in taken) for name, taken in runs.items()}
+    best = max(fixed, key=lambda name: median_rate[name])
     rows = []
     for name, taken in runs.items():
         stats = sum((run.stats for run in taken), DecodeStats())
@@ -200,8 +199,8 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
             {
                 "concurrency": load.concurrency,
                 "policy": name,
-                "tokens_per_second": _median(taken),
-                "tokens_per_second_per_user": _median(taken) / load.concurrency,
+                "tokens_per_second": median_rate[name],
+                "tokens_per_second_per_user": median_rate[name] / load.concurrency,
                 "over_best_fixed": statistics.median(gains),
                 "over_best_fixed_low": low,
                 "over_best_fixed_high": high,
@@ -215,14 +214,12 @@ def _measure(load: Load, prompts: list[tuple[int, ...]], args: argparse.Namespac
 
 
 def _run(load: Load, name: str, prompts: list[tuple[int, ...]], args: argparse.Namespace, seed: int) -> Run:
-    """Requests that start together, once, and again until their rounds took so many seconds."""
-    slots, outs, seconds, first = load.slots(name), [], 0.0, seed
-    stop_ids = load.model.stop_ids
-    while not outs or seconds < args.seconds:
-        numbers = range(first, first + load.concurrency)
-        picked = [(prompts[number % len(prompts)], number) for number in numbers]
-        taken, found = _together(slots, stop_ids, picked, args)
-        seconds, first, outs = seconds + taken, first + load.concurrency, outs + found
+    """Requests that start together; others where all of them end before a round is timed."""
+    slots, seconds, outs = load.slots(name), 0.0, []
+    while not outs:
+        picked = [(prompts[n % len(prompts)], n) for n in range(seed, seed + load.concurrency)]
+        seconds, outs = _together(slots, load.model.stop_ids, picked, args)
+        seed += load.concurrency
     return Run(seconds=seconds, stats=sum(map(_counts, outs), DecodeStats()))
 
 
@@ -254,10 +251,6 @@ def _together(
 
 def _counts(out: SlotRound) -> DecodeStats:
     return DecodeStats(rounds=1, proposed=out.proposed, verified=out.verified, accepted=out.accepted)
-
-
-def _median(runs: list[Run]) -> float:
-    return statistics.median(run.rate for run in runs)
 
 
 def _median_range(gains: list[float]) -> tuple[float, float]:

@@ -37,7 +37,7 @@ class Sent:
 
     def read(self) -> HostRound:
         """Waits until the round is over. Once."""
-        # A copy: on a CPU a later round would write under a view.
+        # A copy: under a view into it, on a CPU, a later round would be given other memory.
         words_BW, drafts = np.array(self.words_BW), self.drafts
         self.free.append(self.words_BW)
         tokens_BN, rest_BW = np.split(words_BW, [drafts + 1], axis=1)
